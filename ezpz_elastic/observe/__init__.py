@@ -1,0 +1,1 @@
+"""Looks at the world and returns evidence; never says what it means."""
