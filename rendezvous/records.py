@@ -1,0 +1,301 @@
+"""Every record that crosses the store: typed, versioned JSON, never pickle.
+
+Two kinds of record exist. *Messages* are written by agents into one append-only inbox that the coordinator reads:
+``Joined``, ``Left``, ``Report``. *Committed records* are written once under a key of their own and never change:
+``JobRecord``, ``Opening`` (a round's roster, or the word that no round can be formed) and ``Decision`` (a round's end).
+The state of the whole job is a fold over them, so any agent can take over from the store alone.
+
+Evidence, verdict and the policy's ledger are opaque here (``msgspec.Raw``): this package does not know why hosts fail.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+
+__all__ = [
+    "Action",
+    "Case",
+    "CoordinatorRecord",
+    "Decision",
+    "JobRecord",
+    "Joined",
+    "Left",
+    "LostMember",
+    "Member",
+    "Message",
+    "Opening",
+    "Outcome",
+    "RecordError",
+    "Refusal",
+    "Report",
+    "Retirement",
+    "Roster",
+    "decode",
+    "encode",
+]
+
+VERSION = 1
+
+_R = TypeVar("_R")
+
+
+class RecordError(ValueError):
+    """A record in the store is malformed; the message names the key."""
+
+
+class Action(str, Enum):
+    """What every agent does with a decision."""
+
+    RESTART = "restart"  # stop workers, form the next round
+    STOP = "stop"  # stop workers, leave; the job failed or was ended
+    FINISH = "finish"  # every worker succeeded; leave
+
+
+class Outcome(str, Enum):
+    """How a host's workers ended in a round, as its own agent saw it."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"  # the agent itself was told to stop by a signal
+
+
+class JobRecord(msgspec.Struct, frozen=True):
+    """What all agents of one run must agree on; the first agent writes it.
+
+    Args:
+        run_id: ``--rdzv-id``.
+        min_hosts, max_hosts: ``--nnodes``.
+        max_restarts: budget of the whole job.
+        last_call: seconds to wait for more hosts once ``min_hosts`` are present.
+        settle: seconds to wait for other hosts' reports after the first one.
+        join_timeout: seconds a round may take to form.
+        lease_ttl: seconds after which a silent agent is lost.
+    """
+
+    run_id: str
+    min_hosts: int
+    max_hosts: int
+    max_restarts: int
+    last_call: float
+    settle: float
+    join_timeout: float
+    lease_ttl: float
+    version: int = VERSION
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One agent's life on one host; a host that comes back is a new member.
+
+    Args:
+        id: unique for this incarnation.
+        host: the host as the allocation spells it.
+        key: what two spellings of one host have in common.
+        addr: address other hosts reach it at.
+        port: its liveness port: a refused connection means that the agent is gone.
+        pid: the agent's process id.
+        workers: number of worker processes on this host.
+        order: position in the hostfile, if one was given.
+    """
+
+    id: str
+    host: str
+    key: str
+    addr: str
+    port: int
+    pid: int
+    workers: int
+    order: int | None = None
+
+
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """An agent is there and wants to take part."""
+
+    member: Member
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """An agent leaves of its own will."""
+
+    member_id: str
+    reason: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """What one agent saw in one round. An agent may send several; the later ones add to the earlier.
+
+    Args:
+        round: the round it is about.
+        member_id: who says it.
+        outcome: how the workers of that host ended.
+        conclusive: it cannot be the consequence of a failure elsewhere, so nobody else needs to be waited for.
+        step: the last training step that a worker on this host is known to have reached.
+        durable_step: the last step of which a checkpoint is known to be complete.
+        evidence: opaque here: a JSON array of the decider's evidence records.
+    """
+
+    round: int
+    member_id: str
+    outcome: Outcome
+    conclusive: bool = False
+    step: int | None = None
+    durable_step: int | None = None
+    evidence: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+Message = Joined | Left | Report
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """Who holds which slot in a round: ``members[slot]``; a slot is a group rank."""
+
+    round: int
+    members: tuple[Member, ...]
+
+    def slot_of(self, member_id: str) -> int | None:
+        """The slot a member holds in this round, or ``None``."""
+        for slot, member in enumerate(self.members):
+            if member.id == member_id:
+                return slot
+        return None
+
+    def base_ranks(self) -> tuple[int, ...]:
+        """Global rank of each slot's first worker; ``base + local_rank`` is a worker's rank."""
+        bases, total = [], 0
+        for member in self.members:
+            bases.append(total)
+            total += member.workers
+        return tuple(bases)
+
+    def world_size(self) -> int:
+        """Number of workers of all slots."""
+        return sum(member.workers for member in self.members)
+
+
+class Retirement(msgspec.Struct, frozen=True):
+    """A host taken out of the slots, with the reason.
+
+    Args:
+        host: as the allocation spells it.
+        provenance: one of the contract's words (``lost``, ``scraped``, … ``blind``).
+        reason: one sentence.
+        benched: it goes to the back of the spare queue rather than out of the job (a blind rotation).
+    """
+
+    host: str
+    provenance: str
+    reason: str
+    benched: bool = False
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The one written answer to how a round ended. Every agent acts on it.
+
+    Args:
+        round: the round it ends.
+        action: what to do.
+        kind, cause: the verdict's words, or the policy's (``exhausted``).
+        reason: one sentence that says why, the same in log, journal and test.
+        retired: hosts that lose their slot.
+        delay: seconds to wait before the next round is opened.
+        exit_code: what every agent exits with (``STOP`` and ``FINISH``).
+        elapsed: seconds since round 1 was opened, as the coordinators measured it.
+        restarts_left: what is left of the job's budget after this decision.
+        verdict, ledger: opaque here: the verdict for the journal, the policy's memory for its next decision.
+    """
+
+    round: int
+    action: Action
+    kind: str
+    cause: str
+    reason: str
+    retired: tuple[Retirement, ...] = ()
+    delay: float = 0.0
+    exit_code: int = 0
+    elapsed: float = 0.0
+    restarts_left: int | None = None
+    verdict: msgspec.Raw = msgspec.Raw(b"null")
+    ledger: msgspec.Raw = msgspec.Raw(b"null")
+    version: int = VERSION
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """How a round begins: with a roster, or with the word that it cannot be formed."""
+
+    round: int
+    roster: Roster | None = None
+    stop: Decision | None = None
+    version: int = VERSION
+
+
+class CoordinatorRecord(msgspec.Struct, frozen=True):
+    """Who coordinates in a term; a later term replaces an earlier one."""
+
+    term: int
+    member_id: str
+    host: str
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why an agent is not admitted."""
+
+    member_id: str
+    reason: str
+
+
+class LostMember(msgspec.Struct, frozen=True):
+    """An active member that is gone; ``how`` is ``expired``, ``refused``, ``unreachable`` or ``left``."""
+
+    member: Member
+    how: str
+
+
+class Case(msgspec.Struct, frozen=True):
+    """Everything a decider is told about the end of a round.
+
+    Args:
+        round: the round.
+        roster: who held the slots; ``None`` if the round could not be formed.
+        reports: what the agents said, in the order their messages arrived.
+        lost: active members that are gone.
+        spares: hosts that stand by, in the order they would be admitted.
+        min_hosts, max_hosts: the job's limits.
+        elapsed: seconds since round 1 was opened.
+        waited: seconds this round has been forming; 0 unless ``roster`` is ``None``.
+        ledger: the last decision's ledger.
+    """
+
+    round: int
+    roster: Roster | None
+    reports: tuple[Report, ...]
+    lost: tuple[LostMember, ...]
+    spares: tuple[Member, ...]
+    min_hosts: int
+    max_hosts: int
+    elapsed: float
+    waited: float = 0.0
+    ledger: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def encode(record: object) -> bytes:
+    """A record as JSON."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, type: type[_R], key: str) -> _R:
+    """Read a record back.
+
+    Args:
+        data: the bytes in the store.
+        type: the record's type (or union of message types).
+        key: where it was found, for the error.
+
+    Raises:
+        RecordError: the bytes are no such record.
+    """
+    try:
+        return msgspec.json.decode(data, type=type)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"malformed record at {key!r}: {error}") from error
