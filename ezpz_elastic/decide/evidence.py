@@ -124,6 +124,9 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
         path: a file path in the line.
         kind: what a decisive line says outright about the whole attempt (``walltime``, ``preempted``, ``success`` …);
             empty if it says nothing of the kind.
+        reporter: the host that printed the line (the messenger), as spelled in the line or known to the observer;
+            ``None`` if unknown.
+        step: the last training step seen in the same log before this line; ``None`` if none was seen.
     """
 
     signature: str
@@ -141,6 +144,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
     code: int | None = None
     path: str | None = None
     kind: str = ""
+    reporter: str | None = None
+    step: int | None = None
 
 
 class LeaseLost(msgspec.Struct, frozen=True, tag=True):
@@ -215,13 +220,4 @@ class AgentSignalled(msgspec.Struct, frozen=True, tag=True):
     signal: int
 
 
-Evidence = (
-    WorkerExit
-    | LogMatch
-    | LeaseLost
-    | Accusation
-    | HostProbe
-    | SchedulerFact
-    | IdleTimeout
-    | AgentSignalled
-)
+Evidence = WorkerExit | LogMatch | LeaseLost | Accusation | HostProbe | SchedulerFact | IdleTimeout | AgentSignalled

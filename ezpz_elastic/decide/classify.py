@@ -1,0 +1,162 @@
+"""evidence -> Verdict: what happened, and what can honestly be said about hosts. Pure; the rules are in decisions.md.
+
+The same rules read a console log after the fact and the reports of living agents. A verdict carries the lines that
+made it and the ones it set aside, each with why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ezpz_elastic.decide.context import Context
+from ezpz_elastic.decide.evidence import Evidence, Role
+from ezpz_elastic.decide.findings import Finding, Witness, evidence_line
+from ezpz_elastic.decide.gather import Gathered, gather
+from ezpz_elastic.decide.naming import name_hosts
+from ezpz_elastic.decide.outcome import Outcome, from_exit_code, from_scheduler, is_walltime_kill
+from ezpz_elastic.decide.root import choose_root
+from ezpz_elastic.decide.verdict import Cause, Verdict, VerdictKind
+
+__all__ = ["Context", "classify"]
+
+_EVIDENCE_LIMIT = 20
+_SET_ASIDE_LIMIT = 40
+_SURVIVED_STEPS = 2
+
+
+def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verdict:  # noqa: B008 (frozen)
+    """Say what happened.
+
+    Args:
+        evidence: what was seen, each source's items in the order that source told them.
+        context: hosts, ranks, exit code, deadline; see :class:`~ezpz_elastic.decide.context.Context`.
+
+    Returns:
+        the verdict. Never raises on any evidence; never reads a clock, a file or an environment.
+    """
+    case = gather(evidence, context)
+    exit_code = _effective_exit(case, context)
+    stop = from_scheduler(case, exit_code, context)
+    if stop is not None:
+        return _settled(stop, case, context)
+    primaries, survived = _split_survived(case, context)
+    root = choose_root(primaries)
+    if root is None and exit_code not in {0, 124, 130, 143, -15}:
+        root = choose_root(survived)
+    if root is None and exit_code != 0:
+        root = _weak_root(case, exit_code)
+    if root is None:
+        return _settled(from_exit_code(case, exit_code, context), case, context)
+    return _verdict(root, case, context)
+
+
+def _effective_exit(case: Gathered, context: Context) -> int | None:
+    """The attempt's exit code; a launcher's inner code where the outer one claims success or says nothing (rule 6)."""
+    if context.exit_code not in {0, None}:
+        return context.exit_code
+    inner = [item.code for item in case.findings if item.signature.startswith("launcher.inner-exit")]
+    return inner[-1] if inner and inner[-1] is not None else context.exit_code
+
+
+def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], list[Finding]]:
+    """Primaries, apart from those that training outlived: an error that steps follow was handled."""
+    primaries = [item for item in case.findings if item.primary]
+    last = context.last_step
+    if last is None or context.live:
+        return primaries, []
+    survived = [item for item in primaries if item.step is not None and last - item.step >= _SURVIVED_STEPS]
+    return [item for item in primaries if item not in survived], survived
+
+
+def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
+    """Where nothing primary was said: the cascade lines, as far as they say anything at all."""
+    cascades = [item for item in case.findings if item.role is Role.CASCADE]
+    broken = [item for item in cascades if item.cause not in {Cause.UNKNOWN, Cause.WORKER_EXIT}]
+    if broken:
+        return choose_root(broken)
+    if is_walltime_kill(case, exit_code):
+        return None
+    return choose_root(
+        item for item in case.findings if item.role in {Role.CASCADE, Role.BANNER} and item.cause is Cause.WORKER_EXIT
+    )
+
+
+def _verdict(root: Finding, case: Gathered, context: Context) -> Verdict:
+    naming = name_hosts(root, case.findings, case.table)
+    names = ", ".join(host.name for host in naming.hosts)
+    about = f" ({names})" if names else ""
+    because = f"; {naming.why}" if naming.why else ""
+    return _finish(
+        Verdict(
+            kind=naming.kind,
+            cause=naming.cause,
+            reason=f"{naming.cause.value}{about}: {root.text[:200]}{because}",
+            hosts=naming.hosts,
+            suspects=naming.suspects,
+            evidence=tuple(evidence_line(item, _role_in(item, root)) for item in naming.support[:_EVIDENCE_LIMIT]),
+            fingerprint=root.fingerprint if naming.kind is VerdictKind.USER_ERROR else "",
+            certain=naming.certain,
+        ),
+        case,
+        context,
+        counted=naming.support,
+        root=root,
+    )
+
+
+def _settled(outcome: Outcome, case: Gathered, context: Context) -> Verdict:
+    return _finish(
+        Verdict(
+            kind=outcome.kind,
+            cause=outcome.cause,
+            reason=outcome.reason,
+            evidence=outcome.evidence[:_EVIDENCE_LIMIT],
+            certain=outcome.certain,
+        ),
+        case,
+        context,
+        counted=outcome.counted,
+        root=None,
+    )
+
+
+def _finish(
+    verdict: Verdict, case: Gathered, context: Context, *, counted: Iterable[Finding], root: Finding | None
+) -> Verdict:
+    """Add what is the same for every verdict: what was set aside and why, the last step, notes."""
+    used = {id(item) for item in counted}
+    aside = [*case.dropped]
+    for item in case.findings:
+        if id(item) not in used and len(aside) < _SET_ASIDE_LIMIT:
+            aside.append(evidence_line(item, _why_aside(item, root, verdict, context)))
+    steps = [item.step for item in case.exits if item.step is not None]
+    if context.last_step is not None:
+        steps.append(context.last_step)
+    return msgspec.structs.replace(
+        verdict,
+        set_aside=tuple(aside[:_SET_ASIDE_LIMIT]),
+        step=max(steps, default=None),
+        note=context.machine_note,
+    )
+
+
+def _role_in(item: Finding, root: Finding) -> str:
+    if item is root:
+        return "the beginning: nothing else explains it" if item.primary else "all that was said"
+    return "says the same" if item.cause is root.cause else "supports it"
+
+
+def _why_aside(item: Finding, root: Finding | None, verdict: Verdict, context: Context) -> str:
+    if item.role is Role.CASCADE:
+        return "teardown or a peer's complaint: it follows something else"
+    if item.role is Role.BANNER:
+        return "a summary of what was said before"
+    if root is None:
+        return f"{verdict.kind.value} settles it"
+    if item.step is not None and context.last_step is not None and context.last_step - item.step >= _SURVIVED_STEPS:
+        return f"training went on to step {context.last_step} after it"
+    if root.witness is Witness.STORE:
+        return "follows from the lost host"
+    return f"explained by {root.cause.value}: {root.text[:80]}"

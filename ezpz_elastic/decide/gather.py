@@ -1,0 +1,165 @@
+"""Evidence of every kind -> findings, each read on its own; who explains whom comes later."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from ezpz_elastic.decide.context import Context
+from ezpz_elastic.decide.evidence import (
+    AgentSignalled,
+    ErrorRecord,
+    Evidence,
+    LogMatch,
+    Role,
+    SchedulerFact,
+    WorkerExit,
+)
+from ezpz_elastic.decide.exceptions import fingerprint, read_exception
+from ezpz_elastic.decide.findings import Finding, evidence_line
+from ezpz_elastic.decide.hosts import HostTable
+from ezpz_elastic.decide.reports import from_exit, from_report
+from ezpz_elastic.decide.verdict import Cause, EvidenceLine, Provenance
+
+__all__ = ["Gathered", "gather"]
+
+_TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
+_KILLED_CODES = frozenset({9, 137, -9})
+_EXCEPTION_LINE = re.compile(r"(?:^|[\s:\]|>])([A-Za-z_][\w.]{0,120}):? ?(.{0,400})$", re.S)
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """All that was said, sorted by what it can be used for.
+
+    Args:
+        findings: primaries, cascades and banners about hosts of the attempt.
+        table: host and rank resolution.
+        dropped: lines set aside already, with why.
+        exits: worker exits that were not the agent's own doing.
+        signalled: agents that were told to stop.
+        remaining: seconds left, the least anybody told.
+        job_state: the scheduler's word for the job, if any (``preempted``).
+    """
+
+    findings: tuple[Finding, ...]
+    table: HostTable
+    dropped: tuple[EvidenceLine, ...]
+    exits: tuple[WorkerExit, ...]
+    signalled: tuple[AgentSignalled, ...]
+    remaining: float | None
+    job_state: str
+
+
+def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
+    """Read every piece of evidence on its own.
+
+    Args:
+        evidence: what was seen, in the order each source told it.
+        context: what the classifier is told about the attempt.
+    """
+    table = _table(evidence, context)
+    findings: list[Finding] = []
+    dropped: list[EvidenceLine] = []
+    exits: list[WorkerExit] = []
+    signalled: list[AgentSignalled] = []
+    remaining, job_state = context.remaining, ""
+    for index, item in enumerate(evidence):
+        if isinstance(item, LogMatch):
+            _add_log_match(item, index, table, findings, dropped)
+        elif isinstance(item, WorkerExit):
+            if item.by_agent:
+                dropped.append(_sentence(f"rank {item.rank} on {item.host} ended", "its own agent was stopping it"))
+            else:
+                exits.append(item)
+                findings.extend(from_exit(item, table))
+        elif isinstance(item, AgentSignalled):
+            signalled.append(item)
+        elif isinstance(item, SchedulerFact) and item.host is None:
+            if item.remaining is not None:
+                remaining = item.remaining if remaining is None else min(remaining, item.remaining)
+            job_state = item.state or job_state
+        else:
+            finding = from_report(item, index, table)
+            if finding is None:
+                dropped.append(_sentence(str(item)[:300], "says nothing against a host of this attempt"))
+            else:
+                findings.append(finding)
+    return Gathered(tuple(findings), table, tuple(dropped), tuple(exits), tuple(signalled), remaining, job_state)
+
+
+def _sentence(text: str, why: str) -> EvidenceLine:
+    return EvidenceLine(text=text, why=why)
+
+
+def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
+    matches = [item for item in evidence if isinstance(item, LogMatch) and item.rank is not None and item.host]
+    tasks_are_nodes = any(
+        isinstance(item, LogMatch) and item.signature.startswith("torch.elastic") for item in evidence
+    )
+    told = [(m.rank, m.host) for m in matches if m.emitter != "slurm" and m.rank is not None and m.host]
+    tasks = [(m.rank, m.host) for m in matches if m.emitter == "slurm" and m.rank is not None and m.host]
+    if context.live:
+        told = [(item.rank, item.host) for item in evidence if isinstance(item, WorkerExit)]
+    return HostTable(context, told, () if tasks_are_nodes else tasks)
+
+
+def _add_log_match(
+    match: LogMatch, index: int, table: HostTable, findings: list[Finding], dropped: list[EvidenceLine]
+) -> None:
+    host = table.name(match.host)
+    finding = _refine(
+        match,
+        Finding(
+            cause=match.cause,
+            role=match.role,
+            certainty=match.certainty,
+            text=match.text,
+            source=f"log:{match.file}",
+            order=match.line or index,
+            signature=match.signature,
+            host=host or table.of_rank(match.rank),
+            provenance=Provenance.SCRAPED if host else Provenance.INFERRED,
+            reporter=table.name(match.reporter) or table.of_rank(match.rank),
+            peer=table.name(match.peer) or match.peer,
+            rank=match.rank,
+            code=match.code,
+            kind=match.kind,
+            step=match.step,
+            file=match.file,
+            line=match.line,
+        ),
+    )
+    if match.host and host is None:
+        dropped.append(evidence_line(finding, f"{match.host} is no host of this attempt"))
+    elif finding.role is Role.BENIGN:
+        dropped.append(evidence_line(finding, "looks alarming, means nothing"))
+    else:
+        findings.append(finding)
+
+
+def _refine(match: LogMatch, finding: Finding) -> Finding:
+    """What the numbers and the words in a line change about what its signature says."""
+    if match.signature == "python.exception":
+        found = _EXCEPTION_LINE.search(match.text)
+        if found is None:
+            return finding
+        error = ErrorRecord(found.group(1), found.group(2), ((match.path or "", 0, ""),))
+        reading = read_exception(error)
+        return msgspec.structs.replace(
+            finding,
+            cause=reading.cause,
+            role=reading.role,
+            certainty=reading.certainty,
+            kind=reading.kind,
+            fingerprint=fingerprint(error),
+        )
+    if match.cause is Cause.WORKER_EXIT and match.role is not Role.BENIGN and match.code is not None:
+        if match.code == 0:
+            return msgspec.structs.replace(finding, role=Role.BENIGN)
+        if match.code in _TEARDOWN_CODES:
+            return msgspec.structs.replace(finding, role=Role.CASCADE, cause=Cause.UNKNOWN)
+        if match.code in _KILLED_CODES:
+            return msgspec.structs.replace(finding, cause=Cause.WORKER_KILLED, role=Role.PRIMARY)
+    return finding

@@ -1,0 +1,114 @@
+"""Which host is meant: spellings, addresses and ranks, resolved against the attempt's own hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ezpz_elastic.decide.context import Context
+
+__all__ = ["HostTable"]
+
+
+class HostTable:
+    """The attempt's hosts, answering in the allocation's spelling.
+
+    Args:
+        context: hosts, roster, addresses and the machine's key.
+        told: (rank, host as spelled) pairs from lines of the same log that name both.
+        tasks: the same from a launcher whose task numbers are ranks only if one task is one rank (``srun``).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        told: Iterable[tuple[int, str]] = (),
+        tasks: Iterable[tuple[int, str]] = (),
+    ) -> None:
+        self._context = context
+        self._by_key: dict[str, str] = {}
+        for host in context.hosts:
+            key = context.key(host)
+            if key is not None:
+                self._by_key.setdefault(key, host)
+        self._told = self._consistent(told)
+        self._layout = self._choose_layout()
+        if not self._told and not self._derived():
+            self._told = self._consistent(tasks)
+
+    @property
+    def known(self) -> bool:
+        """Whether the attempt's hosts are known at all."""
+        return bool(self._by_key)
+
+    @property
+    def count(self) -> int:
+        """How many hosts the attempt has; 0 when nobody told."""
+        return len(self._by_key)
+
+    def inside(self, spelled: str | None) -> bool:
+        """Whether the name can be a host of the attempt: it is one, or nobody told which hosts there are."""
+        return self.name(spelled) is not None
+
+    def name(self, spelled: str | None) -> str | None:
+        """The allocation's spelling of a host; ``None`` for a name outside the attempt or of an unknown shape.
+
+        An address that is no host of the list itself is looked up in the table resolved at the edge.
+        """
+        if not spelled:
+            return None
+        for candidate in (spelled, self._context.addresses.get(spelled)):
+            if not candidate:
+                continue
+            key = self._context.key(candidate)
+            if key is None:
+                continue
+            if key in self._by_key:
+                return self._by_key[key]
+            if not self.known and not _is_address(key):
+                return self._context.spell(candidate)
+        return None
+
+    def of_rank(self, rank: int | None) -> str | None:
+        """The host a rank ran on: the roster first, then lines of the log that name both, then the block layout."""
+        if rank is None or rank < 0:
+            return None
+        roster = self._context.roster
+        if roster:
+            return self.name(roster[rank]) if rank < len(roster) else None
+        if rank in self._told:
+            return self._told[rank]
+        return self._by_layout(rank, self._layout)
+
+    def hosts_of(self, ranks: Iterable[int]) -> set[str]:
+        """The hosts of several ranks, as far as they can be told."""
+        return {host for host in map(self.of_rank, ranks) if host is not None}
+
+    def _derived(self) -> bool:
+        return bool(self._context.roster or (self._context.hosts and self._context.ranks_per_host))
+
+    def _by_layout(self, rank: int, layout: str) -> str | None:
+        hosts, per_host = self._context.hosts, self._context.ranks_per_host
+        if not layout or not hosts or not per_host or rank >= len(hosts) * per_host:
+            return None
+        return self.name(hosts[rank % len(hosts)] if layout == "round_robin" else hosts[rank // per_host])
+
+    def _choose_layout(self) -> str:
+        """The asked-for layout, unless the log's own lines contradict it; then the other one, then none."""
+        asked = self._context.layout
+        for layout in (asked, "round_robin" if asked == "block" else "block"):
+            if all(self._by_layout(rank, layout) in (host, None) for rank, host in self._told.items()):
+                return layout
+        return ""
+
+    def _consistent(self, pairs: Iterable[tuple[int, str]]) -> dict[int, str]:
+        seen: dict[int, str | None] = {}
+        for rank, spelled in pairs:
+            host = self.name(spelled)
+            if host is None:
+                continue
+            seen[rank] = host if seen.get(rank, host) == host else None
+        return {rank: host for rank, host in seen.items() if host is not None}
+
+
+def _is_address(key: str) -> bool:
+    return ":" in key or key.replace(".", "").isdigit()

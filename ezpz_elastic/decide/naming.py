@@ -1,0 +1,149 @@
+"""From a root cause to a verdict: the kind it has by default, and which hosts may honestly be named for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ezpz_elastic.decide.accuse import judge_accusations
+from ezpz_elastic.decide.evidence import Certainty, Role
+from ezpz_elastic.decide.findings import Finding, Witness
+from ezpz_elastic.decide.hosts import HostTable
+from ezpz_elastic.decide.verdict import Cause, NamedHost, Provenance, Suspect, VerdictKind
+
+__all__ = ["Naming", "name_hosts"]
+
+_KIND = {
+    Cause.WORKER_KILLED: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.OOM_HOST: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.STORAGE: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.QUOTA: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.SHM_FULL: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.CHECKPOINT_CORRUPT: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.PORT_IN_USE: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.WORKER_EXIT: VerdictKind.RETRYABLE_UNATTRIBUTED,
+    Cause.USER_EXCEPTION: VerdictKind.USER_ERROR,
+    Cause.LAUNCH_ERROR: VerdictKind.USER_ERROR,
+}
+_NAMES_SUSPECTS = frozenset({Cause.WORKER_KILLED, Cause.OOM_HOST, Cause.WORKER_EXIT, Cause.DEVICE_FAULT})
+
+
+class Naming:
+    """The verdict's kind, its hosts and suspects, and the findings that carried it.
+
+    Attributes:
+        kind, cause: of the verdict.
+        hosts: named hosts, in the order first seen.
+        suspects: weak hints.
+        support: the findings that count for it.
+        certain: whether the cause is settled.
+        why: one phrase for the reason.
+    """
+
+    def __init__(self, root: Finding) -> None:
+        self.kind = _KIND.get(root.cause, VerdictKind.BAD_NODE_BLIND)
+        self.cause = root.cause
+        self.hosts: tuple[NamedHost, ...] = ()
+        self.suspects: tuple[Suspect, ...] = ()
+        self.support: list[Finding] = [root]
+        self.certain = root.certainty is not Certainty.DOUBTFUL
+        self.why = ""
+
+
+def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> Naming:
+    """Decide kind and hosts for a root cause (the table in ``decisions.md``).
+
+    Args:
+        root: the chosen root.
+        findings: everything that was said.
+        table: the attempt's hosts.
+    """
+    naming = Naming(root)
+    if root.kind:
+        naming.kind = VerdictKind(root.kind)
+        if naming.kind is VerdictKind.RETRYABLE_UNATTRIBUTED:
+            naming.suspects = _suspects([root])
+        return naming
+    alike = [item for item in findings if item.primary and item.cause is root.cause and not item.kind]
+    naming.support += [item for item in alike if item is not root]
+    if root.cause is Cause.HOST_LOST:
+        _name_all(naming, alike, table)
+    elif root.cause is Cause.DEVICE_FAULT:
+        certain = [item for item in alike if item.certainty is Certainty.CERTAIN]
+        if certain:
+            _name_all(naming, certain, table)
+        else:
+            _name_if_one(naming, alike)
+    elif root.cause is Cause.OOM_DEVICE:
+        _name_if_one(naming, alike)
+    elif root.cause is Cause.HANG:
+        _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT])
+    elif root.cause is Cause.NETWORK:
+        _name_accused(naming, findings, table)
+    elif root.witness is Witness.PROBE and naming.kind is VerdictKind.BAD_NODE_BLIND:
+        _name_all(naming, alike, table)
+    elif root.cause in _NAMES_SUSPECTS:
+        naming.suspects = _suspects(alike)
+    if naming.kind is VerdictKind.BAD_NODE_BLIND and not naming.suspects:
+        naming.suspects = _suspects(findings)
+    return naming
+
+
+def _name_all(naming: Naming, alike: Sequence[Finding], table: HostTable) -> None:
+    """Every host that such a line is about; but a death of all hosts at once is no death of a host."""
+    hosts = _named(alike)
+    if any(item.witness is Witness.STORE for item in alike):
+        hosts = _named(item for item in alike if item.witness in {Witness.STORE, Witness.SCHEDULER})
+    elif table.count > 1 and len(hosts) == table.count:
+        naming.kind = VerdictKind.RETRYABLE_UNATTRIBUTED
+        naming.cause = Cause.WORKER_KILLED if naming.cause is Cause.HOST_LOST else naming.cause
+        naming.why = "every host of the attempt at once: the job was killed, not a host"
+        return
+    if hosts:
+        naming.kind, naming.hosts = VerdictKind.BAD_NODE_KNOWN, hosts
+    else:
+        naming.kind, naming.why = VerdictKind.BAD_NODE_BLIND, "nothing tells which host"
+
+
+def _name_if_one(naming: Naming, alike: Sequence[Finding]) -> None:
+    """A doubtful cause names a host only if it points at exactly one and every line of it can be placed."""
+    hosts = _named(alike)
+    if len(hosts) == 1 and all(item.host is not None for item in alike):
+        naming.kind, naming.hosts = VerdictKind.BAD_NODE_KNOWN, hosts
+        return
+    naming.kind = VerdictKind.BAD_NODE_BLIND
+    naming.suspects = _suspects(alike)
+    naming.why = "several hosts alike" if len(hosts) > 1 else "nothing tells which host"
+
+
+def _name_accused(naming: Naming, findings: Sequence[Finding], table: HostTable) -> None:
+    judgement = judge_accusations(findings, table)
+    probed = [item for item in findings if item.witness is Witness.PROBE and item.cause is Cause.NETWORK]
+    naming.support += [item for item in judgement.accusations if item not in naming.support]
+    naming.suspects = tuple(
+        Suspect(host, 0.5 if count > 1 else 0.25, f"accused by {count} host(s)") for host, count in judgement.suspects
+    )
+    naming.why = judgement.why
+    if judgement.convicted is not None:
+        naming.kind = VerdictKind.BAD_NODE_KNOWN
+        naming.hosts = (NamedHost(judgement.convicted, Provenance.ACCUSED),)
+    elif probed:
+        naming.kind, naming.hosts = VerdictKind.BAD_NODE_KNOWN, _named(probed)
+
+
+def _named(findings: Iterable[Finding]) -> tuple[NamedHost, ...]:
+    named: dict[str, NamedHost] = {}
+    for item in findings:
+        if item.host is not None and item.provenance is not None:
+            named.setdefault(item.host, NamedHost(item.host, item.provenance))
+    return tuple(named.values())
+
+
+def _suspects(findings: Iterable[Finding]) -> tuple[Suspect, ...]:
+    best: dict[str, Suspect] = {}
+    for item in findings:
+        if item.host is None or item.role is not Role.PRIMARY:
+            continue
+        known = best.get(item.host)
+        if known is None or known.weight < item.weight:
+            best[item.host] = Suspect(item.host, item.weight, f"{item.cause.value}: {item.text}"[:120])
+    return tuple(best.values())
