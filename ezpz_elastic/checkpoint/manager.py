@@ -1,0 +1,240 @@
+"""``CheckpointManager``: save, restore, and what lies between."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ezpz_elastic.checkpoint import facts, layout, steps
+from ezpz_elastic.checkpoint.errors import FailureKind, NoUsableCheckpoint, RanksFailed, Superseded
+from ezpz_elastic.checkpoint.owner import Owner
+from ezpz_elastic.checkpoint.peers import Peers, all_reduce, foreground
+from ezpz_elastic.checkpoint.restorer import Damaged, load_step
+from ezpz_elastic.checkpoint.retention import doomed
+from ezpz_elastic.checkpoint.saver import Request, Save, Saved
+from ezpz_elastic.checkpoint.steps import StepKind, StepState, Trash
+from ezpz_elastic.errors import UsageError
+
+__all__ = ["CheckpointManager"]
+
+_log = logging.getLogger(__name__)
+
+# Quarantined steps are evidence, not an archive.
+KEEP_QUARANTINED = 2
+
+
+class CheckpointManager:
+    """Checkpoints of one job in one directory that all its ranks see.
+
+    Every rank makes the same calls in the same order; with a process group they are collective, without one the
+    process is alone. Nothing here needs an agent.
+
+    Args:
+        directory: where the steps go; created by the first save.
+        keep_last: how many of the newest steps to keep, at least 1.
+        keep_every: also keep every step that is a multiple of this.
+        fence: tells whether this process's elastic round is still the current one; asked right before a commit.
+        process_group: the ranks; ``None`` for the default group.
+        environ: where the round (``EZPZ_ROUND``) and the run id come from.
+
+    Raises:
+        UsageError: ``keep_last`` or ``keep_every`` is less than 1, or ``directory`` is a file.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep_last: int = 2,
+        *,
+        keep_every: int | None = None,
+        fence: Callable[[], bool] | None = None,
+        process_group: Any = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        if keep_last < 1:
+            raise UsageError(f"keep_last is {keep_last}", expected="at least 1")
+        if keep_every is not None and keep_every < 1:
+            raise UsageError(f"keep_every is {keep_every}", expected="at least 1, or None")
+        self.directory = Path(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise UsageError(f"checkpoint directory {self.directory} is a file", expected="a directory")
+        self._keep_last = keep_last
+        self._keep_every = keep_every
+        self._group = process_group
+        self._owner = Owner(self.directory, fence, environ)
+        self._trash = Trash(self.directory)
+
+    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> Path:
+        """Make ``state`` durable as ``step``; returns when it is.
+
+        Args:
+            step: training step, 0 or more.
+            state: name -> module, optimizer, ``Stateful``, tensor or plain value. Values that are not sharded and have
+                the same name on every rank are one value: give each rank a name of its own where they differ.
+            meta: JSON values to remember with the step.
+
+        Returns:
+            The step's directory.
+
+        Raises:
+            SaveFailed: on every rank, whichever failed; the step before is untouched.
+            Superseded: on every rank; a newer round owns the directory.
+            UsageError: on every rank; an argument is wrong, or another job writes to the directory.
+        """
+        peers = foreground(self._group)
+        save = Save(self._request(step, meta), self._owner, self._trash)
+        save.plan(peers, dict(state))
+        saved = save.write(peers)
+        self._after(peers, saved)
+        return saved.path
+
+    def restore(self, state: dict[str, Any]) -> int | None:
+        """Load the newest step that verifies.
+
+        Every rank gets the same step. A step that any rank finds damaged is moved to ``step-<N>.corrupt`` with the
+        reason, and the one before it is tried; what a damaged step had already loaded is overwritten by that.
+
+        Args:
+            state: as for ``save``; modules, optimizers, ``Stateful``s and tensors are loaded in place, plain values
+                are replaced in this dict.
+
+        Returns:
+            The step, or ``None`` where there is no checkpoint at all.
+
+        Raises:
+            NoUsableCheckpoint: on every rank; there are checkpoints and none verifies.
+            UsageError: on every rank; the step does not fit ``state``, or another job writes to the directory.
+            RanksFailed: on every rank; the file system failed, which says nothing about the steps.
+        """
+        peers = foreground(self._group)
+        began = time.monotonic()
+        rejected: list[tuple[str, str]] = []
+        while True:
+            chosen = self._choose(peers, rejected)
+            if chosen is None:
+                return None
+            try:
+                load_step(peers, chosen.path, state)
+            except Damaged as damaged:
+                self._set_aside(peers, chosen, damaged.reason, rejected)
+                continue
+            if peers.rank == 0:
+                seconds = round(time.monotonic() - began, 6)
+                verified = chosen.kind is StepKind.WHOLE
+                if not verified:
+                    _log.warning("%s was written by plain DCP: restored without verification", chosen.path)
+                facts.tell(
+                    "checkpoint_restored", step=chosen.step, path=str(chosen.path), seconds=seconds, verified=verified
+                )
+                facts.tell("span", name="load", seconds=seconds)
+            return chosen.step
+
+    def latest(self) -> Path | None:
+        """The newest whole step's directory, by its names and sizes; no rank talks to another."""
+        for step, path in layout.steps(self.directory):
+            if steps.inspect(step, path).kind is StepKind.WHOLE:
+                return path
+        return None
+
+    def close(self) -> None:
+        """Finish what runs in the background and give up the directory."""
+        self._trash.wait()
+        self._owner.release()
+
+    def _request(self, step: int, meta: Mapping[str, Any] | None) -> Request:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise UsageError(f"step is {step!r}", expected="an integer, 0 or more")
+        remembered = dict(meta or {})
+        try:
+            msgspec.json.encode(remembered)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"meta cannot be written as JSON: {error}", expected="numbers, strings, lists, dicts"
+            ) from error
+        return Request(self.directory, step, remembered, self._owner.round)
+
+    def _after(self, peers: Peers, saved: Saved) -> None:
+        facts.durable(saved.step)
+        if peers.rank == 0:
+            facts.tell(
+                "checkpoint_saved",
+                step=saved.step,
+                path=str(saved.path),
+                bytes=saved.bytes,
+                seconds=round(sum(saved.seconds.values()), 6),
+                parts={name: round(value, 6) for name, value in saved.seconds.items()},
+            )
+            self._prune()
+
+    def _prune(self) -> None:
+        found = [steps.inspect(step, path) for step, path in layout.steps(self.directory)]
+        good = [state.step for state in found if state.kind is StepKind.WHOLE]
+        for step in doomed([s.step for s in found], good, self._keep_last, self._keep_every):
+            self._trash.put(layout.step_path(self.directory, step))
+        for _, path in layout.quarantined(self.directory)[KEEP_QUARANTINED:]:
+            self._trash.put(path)
+
+    def _choose(self, peers: Peers, rejected: list[tuple[str, str]]) -> StepState | None:
+        """The newest step that looks whole, the same on every rank; steps that do not are set aside on the way.
+
+        Raises:
+            NoUsableCheckpoint: there are steps, and none is left.
+        """
+
+        def look(_answers: list[None]) -> list[Any]:
+            if self.directory.is_dir() and self._owner.claim():
+                steps.recover(self.directory, self._trash)
+            for step, path in layout.steps(self.directory):
+                state = steps.inspect(step, path)
+                if state.kind is not StepKind.BROKEN:
+                    return [state] * peers.world
+                self._quarantine(state, state.reason, rejected)
+            aside = {name for name, _ in rejected}
+            for _, path in layout.quarantined(self.directory):
+                if path.name not in aside:
+                    rejected.append((path.name, _reason(path)))
+            return [tuple(rejected)] * peers.world
+
+        try:
+            answer = all_reduce(peers, f"looking for checkpoints in {self.directory}", lambda: None, look)
+        except RanksFailed as failed:
+            _raise_usage(failed)
+            raise
+        if isinstance(answer, StepState):
+            return answer
+        if answer:
+            raise NoUsableCheckpoint(str(self.directory), answer)
+        return None
+
+    def _set_aside(self, peers: Peers, state: StepState, reason: str, rejected: list[tuple[str, str]]) -> None:
+        def move(_answers: list[None]) -> list[None]:
+            self._quarantine(state, reason, rejected)
+            return [None] * peers.world
+
+        all_reduce(peers, f"quarantining {state.path}", lambda: None, move)
+
+    def _quarantine(self, state: StepState, reason: str, rejected: list[tuple[str, str]]) -> None:
+        target = steps.quarantine(state.step, state.path, reason, self._trash)
+        rejected.append((target.name, reason))
+        facts.tell("checkpoint_quarantined", step=state.step, path=str(target), reason=reason)
+
+
+def _reason(path: Path) -> str:
+    try:
+        return (path / layout.REASON).read_text().strip()
+    except FileNotFoundError:
+        return "no reason recorded"
+
+
+def _raise_usage(failed: RanksFailed) -> None:
+    for failure in failed.failures:
+        if failure.kind is FailureKind.USAGE:
+            raise UsageError(failure.text) from failed
+        if failure.kind is FailureKind.SUPERSEDED:
+            raise Superseded(failure.text) from failed

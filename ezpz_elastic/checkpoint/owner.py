@@ -1,0 +1,226 @@
+"""One writer per directory, and a fence against the writer of a round that is over.
+
+Two things are kept apart. ``.lock`` is a POSIX record lock held by the coordinator's process for its life: the kernel
+drops it with the process, however that dies, and children do not inherit it. ``.writer`` says who owns the directory;
+an owner that finds another name there has been superseded and commits nothing. The same job in a newer round may take
+over while a stopped or cut-off process of an older round still holds the lock; another job may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from ezpz_elastic.checkpoint import layout
+from ezpz_elastic.checkpoint.durable import write_file
+from ezpz_elastic.checkpoint.errors import Superseded
+from ezpz_elastic.errors import UsageError
+
+__all__ = ["Owner", "Writer", "current_round"]
+
+_log = logging.getLogger(__name__)
+
+# What a file system without record locks answers (Lustre mounted without -o flock: ENOSYS; some NFS: ENOLCK).
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
+_BUSY = frozenset({errno.EACCES, errno.EAGAIN})
+# A predecessor that was just killed is gone within this time; a living one is not.
+PATIENCE = 10.0
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """Content of ``.writer``: who owns the directory.
+
+    Args:
+        token: identifies one process on one host.
+        host: where it runs.
+        pid: its process id there.
+        run_id: of the job; empty outside of torchrun.
+        round: of the job; ``None`` outside of an elastic run.
+    """
+
+    token: str
+    host: str
+    pid: int
+    run_id: str = ""
+    round: int | None = None
+
+
+def current_round(environ: Mapping[str, str]) -> int | None:
+    """The elastic round this process belongs to: the agent's, else torchrun's restart count, else none."""
+    for name in ("EZPZ_ROUND", "TORCHELASTIC_RESTART_COUNT"):
+        value = environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def _this_process(environ: Mapping[str, str]) -> Writer:
+    host, pid = socket.gethostname(), os.getpid()
+    return Writer(
+        token=f"{host}:{pid}:{psutil.Process(pid).create_time()}",
+        host=host,
+        pid=pid,
+        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        round=current_round(environ),
+    )
+
+
+class Owner:
+    """This process's claim to a checkpoint directory; used by the coordinator only.
+
+    Args:
+        directory: the checkpoint directory.
+        fence: tells whether the round of this process is still current; ``None`` if nobody can tell.
+        environ: where round and run id come from.
+        patience: seconds to wait for a dying predecessor.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        fence: Callable[[], bool] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._directory = directory
+        self._fence = fence
+        self._me = _this_process(environ)
+        self._patience = patience
+        self._fd: int | None = None
+        self._claimed = False
+
+    @property
+    def round(self) -> int | None:
+        """The round of this process."""
+        return self._me.round
+
+    def claim(self) -> bool:
+        """Own the directory, or say who does. Later calls only check that it is still ours.
+
+        Returns:
+            Whether this call made it ours, which is the moment to clean up after the former owner.
+
+        Raises:
+            UsageError: another living job writes here.
+            Superseded: a newer round of this job does.
+        """
+        if self._claimed:
+            self.check()
+            return False
+        self._directory.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + self._patience
+        while not self._lock():
+            other = self._read()
+            if other is not None and self._may_take_over(other):
+                _log.warning("taking %s over from round %s (pid %s)", self._directory, other.round, other.pid)
+                break
+            if time.monotonic() > deadline:
+                raise self._busy(other)
+            # The kernel tells nobody when a lock is dropped, unless one blocks for it without a deadline.
+            time.sleep(0.05)
+        self._check_fence()
+        write_file(self._directory / layout.WRITER, msgspec.json.encode(self._me) + b"\n")
+        self._claimed = True
+        return True
+
+    def check(self) -> None:
+        """Raise unless the directory is still ours and our round current.
+
+        Raises:
+            Superseded: otherwise; nothing may be committed.
+        """
+        self._check_fence()
+        other = self._read()
+        if other is None or other.token != self._me.token:
+            who = f"round {other.round} (pid {other.pid} on {other.host})" if other is not None else "nobody"
+            raise Superseded(
+                f"round {self._me.round} no longer owns {self._directory}: it belongs to {who}; this save is dropped"
+            )
+
+    def release(self) -> None:
+        """Give the lock back before the process ends."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._claimed = False
+
+    def _check_fence(self) -> None:
+        if self._fence is not None and not self._fence():
+            raise Superseded(f"round {self._me.round} is over; this save of {self._directory} is dropped")
+
+    def _lock(self) -> bool:
+        if self._fd is None:
+            self._fd = os.open(self._directory / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if error.errno not in _NO_LOCKS:
+                raise
+            return self._without_locks(error)
+        return True
+
+    def _without_locks(self, error: OSError) -> bool:
+        other = self._read()
+        if other is None or other.token == self._me.token or self._may_take_over(other):
+            return True
+        if other.host == self._me.host:
+            return not _alive(other)
+        _log.warning(
+            "%s has no file locks (%s): cannot tell whether pid %s on %s still writes here",
+            self._directory,
+            error.strerror,
+            other.pid,
+            other.host,
+        )
+        return True
+
+    def _read(self) -> Writer | None:
+        try:
+            return msgspec.json.decode((self._directory / layout.WRITER).read_bytes(), type=Writer)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError:
+            _log.warning("%s is unreadable and counts as nobody's", self._directory / layout.WRITER)
+            return None
+
+    def _may_take_over(self, other: Writer) -> bool:
+        """Whether ``other`` is a former round of this very job.
+
+        Raises:
+            Superseded: it is a later one.
+        """
+        mine = self._me
+        if other.token == mine.token:
+            return True
+        if not mine.run_id or other.run_id != mine.run_id or other.round is None or mine.round is None:
+            return False
+        if other.round > mine.round:
+            raise Superseded(f"round {mine.round} is over: {self._directory} belongs to round {other.round}")
+        return other.round < mine.round
+
+    def _busy(self, other: Writer | None) -> UsageError:
+        who = f"run {other.run_id or '(none)'}, pid {other.pid} on {other.host}" if other else "an unknown process"
+        return UsageError(
+            f"checkpoint directory {self._directory} is being written by another job ({who})",
+            expected="one writer per directory",
+            hint="give this job a directory of its own, or stop the other one",
+        )
+
+
+def _alive(other: Writer) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(other.pid).create_time()
+        return other.token.endswith(f":{started}")
+    return False

@@ -1,0 +1,182 @@
+"""How the ranks of one save or restore talk: gather to the coordinator, scatter from it, and nothing else.
+
+Three ways to do that: alone, over a process group (foreground), and over a store (background, so that no collective
+of the training's group runs beside the training). Failures travel as values: a rank that fails still answers, so no
+rank waits for one that has raised, and all of them raise the same.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from ezpz_elastic.checkpoint.errors import Failure, RanksFailed, failure_of
+
+__all__ = ["Alone", "GroupPeers", "Peers", "StorePeers", "all_reduce", "foreground"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Peers(Protocol):
+    """The ranks that save or restore together; rank 0 coordinates."""
+
+    rank: int
+    world: int
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Every rank's ``value`` in rank order on rank 0, ``None`` elsewhere."""
+
+    def scatter(self, values: list[Any] | None) -> Any:
+        """This rank's element of the list that rank 0 passes."""
+
+
+class Alone:
+    """One process, no group."""
+
+    rank = 0
+    world = 1
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """A list of one."""
+        return [value]
+
+    def scatter(self, values: list[Any] | None) -> Any:
+        """The only element."""
+        assert values is not None
+        return values[0]
+
+
+class GroupPeers:
+    """Over a process group that the caller shares with nobody for the moment.
+
+    Args:
+        group: the group; ``None`` for the default one.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.rank = int(dist.get_rank(group))
+        self.world = int(dist.get_world_size(group))
+        self._root = int(dist.get_global_rank(group, 0)) if group is not None else 0
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """``gather_object`` to the group's first rank."""
+        gathered: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(value, gathered, dst=self._root, group=self._group)
+        return gathered
+
+    def scatter(self, values: list[Any] | None) -> Any:
+        """``scatter_object_list`` from the group's first rank."""
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, values, src=self._root, group=self._group)
+        return mine[0]
+
+
+class StorePeers:
+    """Over a key-value store, for use in a background thread.
+
+    Args:
+        store: a connection that nothing else uses: a blocking wait holds it.
+        rank: this rank.
+        world: how many ranks.
+        prefix: unique to this save; its keys are removed as they are read.
+        timeout: how long to wait for another rank.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, prefix: str, timeout: timedelta) -> None:
+        self._store = store
+        self.rank = rank
+        self.world = world
+        self._prefix = prefix
+        self._timeout = timeout
+        self._turn = 0
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{self._turn}/{rank}"
+
+    def _take(self, key: str) -> Any:
+        self._store.wait([key], self._timeout)
+        value = pickle.loads(self._store.get(key))
+        self._store.delete_key(key)
+        return value
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """Each rank leaves its value; rank 0 takes them all."""
+        self._turn += 1
+        if self.rank != 0:
+            self._store.set(self._key(self.rank), pickle.dumps(value))
+            return None
+        return [value] + [self._take(self._key(rank)) for rank in range(1, self.world)]
+
+    def scatter(self, values: list[Any] | None) -> Any:
+        """Rank 0 leaves each rank's value; each takes its own."""
+        self._turn += 1
+        if self.rank != 0:
+            return self._take(self._key(self.rank))
+        assert values is not None
+        for rank in range(1, self.world):
+            self._store.set(self._key(rank), pickle.dumps(values[rank]))
+        return values[0]
+
+
+def foreground(group: Any = None) -> Peers:
+    """The peers of a call from the training loop: the process group where there is one, else this process alone."""
+    if dist.is_available() and dist.is_initialized():
+        return GroupPeers(group)
+    return Alone()
+
+
+def all_reduce(
+    peers: Peers,
+    what: str,
+    local: Callable[[], T],
+    reduce: Callable[[list[T]], list[R]],
+    on_failure: Callable[[], None] | None = None,
+) -> R:
+    """Run ``local`` everywhere, ``reduce`` on the coordinator, and give each rank its part of the result.
+
+    Args:
+        peers: the ranks.
+        what: what is being done, for the error.
+        local: this rank's part.
+        reduce: from every rank's answer to every rank's result; not called when a rank failed.
+        on_failure: called on the coordinator when any of it failed, before any rank raises, when no rank is still
+            working.
+
+    Raises:
+        RanksFailed: on every rank, when ``local`` failed on any of them or ``reduce`` failed.
+    """
+    mine: T | Failure
+    cause: Exception | None = None
+    try:
+        mine = local()
+    except Exception as error:
+        mine, cause = failure_of(peers.rank, error), error
+    answers = peers.gather(mine)
+    results: list[Any] | None = None
+    if answers is not None:
+        failures = tuple(answer for answer in answers if isinstance(answer, Failure))
+        if not failures:
+            try:
+                results = list(reduce(answers))
+            except Exception as error:
+                failures, cause = (failure_of(peers.rank, error),), error
+        if failures:
+            if on_failure is not None:
+                on_failure()
+            # Wrapped, so that a result that happens to be a tuple is never taken for a failure.
+            results = [_Failed(failures)] * peers.world
+    result = peers.scatter(results)
+    if isinstance(result, _Failed):
+        raise RanksFailed(what, result.failures) from cause
+    return result  # type: ignore[no-any-return]
+
+
+class _Failed:
+    def __init__(self, failures: tuple[Failure, ...]) -> None:
+        self.failures = failures

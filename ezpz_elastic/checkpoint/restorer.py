@@ -1,0 +1,186 @@
+"""Finding the newest step that verifies, and putting it back where it came from.
+
+One rank looks, all ranks load, and one answer is made of what they all saw: a step that any rank finds damaged is
+damaged for every rank, is set aside by one of them, and all go on to the step before it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+
+from ezpz_elastic.checkpoint import tree
+from ezpz_elastic.checkpoint.errors import CheckpointError, FailureKind, RanksFailed
+from ezpz_elastic.checkpoint.filesystem import VerifiedReader
+from ezpz_elastic.checkpoint.peers import Peers, all_reduce
+from ezpz_elastic.errors import UsageError
+
+__all__ = ["Damaged", "load_step"]
+
+
+class Damaged(CheckpointError):
+    """At least one rank found the step damaged.
+
+    Args:
+        reason: what the lowest such rank found.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+def load_step(peers: Peers, path: Path, state: dict[str, Any]) -> None:
+    """Load one step into ``state``, all ranks or none.
+
+    Args:
+        peers: the ranks.
+        path: the step's directory.
+        state: modules, optimizers, ``Stateful``s and tensors are loaded in place, plain values are replaced in this
+            dict.
+
+    Raises:
+        Damaged: on every rank; what was loaded already stays loaded and is to be overwritten from another step.
+        UsageError: on every rank; the step does not fit the state.
+        RanksFailed: on every rank; the file system failed, which says nothing about the step.
+    """
+    loaded: list[Callable[[], None]] = []
+
+    def local() -> None:
+        loaded.append(_load(path, state, peers.rank == 0))
+
+    try:
+        all_reduce(peers, f"loading {path}", local, lambda answers: answers)
+        # Handing over runs the caller's code (hooks of load_state_dict), so it is the last thing and outside of the
+        # question whether the step is damaged.
+        all_reduce(peers, f"restoring from {path}", loaded[0], lambda answers: answers)
+    except RanksFailed as failed:
+        for failure in failed.failures:
+            if failure.kind is FailureKind.CORRUPT:
+                raise Damaged(f"{failure.text} (found by rank {failure.rank})") from failed
+        for failure in failed.failures:
+            if failure.kind is FailureKind.USAGE:
+                raise UsageError(failure.text) from failed
+        raise
+
+
+def _load(path: Path, state: dict[str, Any], coordinator: bool) -> Callable[[], None]:
+    """Read everything; the returned call hands it to its owners."""
+    reader = VerifiedReader(path)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, coordinator)
+    outlines = _outlines(reader, metadata)
+    values: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
+    for key, value in state.items():
+        outline = outlines.get(key)
+        if outline is None:
+            outline = tree.metadata_tree(metadata, key, integer_keys=isinstance(value, torch.optim.Optimizer))
+        if outline is None:
+            if _is_empty(value):
+                continue
+            raise UsageError(
+                f"{path} has nothing saved under {key!r}",
+                expected=f"keys among {', '.join(sorted(outlines)) or '(none)'}",
+                hint="restore with the keys that were saved",
+            )
+        wanted[key] = outline
+        values.update(_targets(path, metadata, key, value, outline))
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(values, metadata, coordinator)
+    plan = planner.finish_plan(planner.create_global_plan([planner.create_local_plan()])[0])
+    reader.read_data(reader.prepare_local_plan(plan), planner).wait()
+
+    def hand_over() -> None:
+        for key, outline in wanted.items():
+            value = tree.rebuild(outline, values)
+            if isinstance(state[key], Stateful):
+                state[key].load_state_dict(value)
+            else:
+                state[key] = value
+
+    return hand_over
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
+def _outlines(reader: VerifiedReader, metadata: Metadata) -> dict[str, Any]:
+    if tree.OUTLINE not in metadata.state_dict_metadata:
+        return {}
+    info = metadata.storage_data[MetadataIndex(tree.OUTLINE)]
+    shard = reader.open(info.relative_path)
+    try:
+        raw = shard.read(info.offset, info.length)
+    finally:
+        shard.close()
+    (outlines,) = torch.load(io.BytesIO(raw), weights_only=False)
+    return dict(outlines)
+
+
+def _targets(path: Path, metadata: Metadata, key: str, value: Any, outline: Any) -> dict[str, Any]:
+    """Where to load each leaf of one of the caller's values."""
+    names = tree.leaves_of(outline)
+    existing: dict[str, Any] = {}
+    current = tree.state_dict_of(value)
+    tree.find(current, outline, existing)
+    if isinstance(value, torch.nn.Module):
+        _check_module(path, key, current, names, metadata)
+    elif isinstance(value, torch.optim.Optimizer):
+        existing.update(_like_parameters(value, outline, existing, metadata))
+    elif isinstance(value, torch.Tensor):
+        _check_tensor(path, key, value, metadata)
+    return {name: tree.placeholder(metadata, name, existing.get(name)) for name in names}
+
+
+def _check_module(path: Path, key: str, current: Mapping[str, Any], names: list[str], metadata: Metadata) -> None:
+    """A module that does not fit is the caller's mistake, and is told before the first byte is loaded."""
+    mine = {f"{key}.{name}": value for name, value in current.items() if isinstance(value, torch.Tensor)}
+    saved = {n for n in names if isinstance(metadata.state_dict_metadata[n], TensorStorageMetadata)}
+    trouble = [f"missing {name}" for name in sorted(mine.keys() - saved)]
+    trouble += [f"unexpected {name}" for name in sorted(saved - mine.keys())]
+    for name in sorted(mine.keys() & saved):
+        size = metadata.state_dict_metadata[name].size
+        if size != mine[name].size():
+            trouble.append(f"{name} is {tuple(mine[name].size())} here and {tuple(size)} there")
+    if trouble:
+        shown = ", ".join(trouble[:5]) + (f" and {len(trouble) - 5} more" if len(trouble) > 5 else "")
+        raise UsageError(f"{path} does not fit {key!r}: {shown}", expected="the model that was saved")
+
+
+def _check_tensor(path: Path, key: str, value: torch.Tensor, metadata: Metadata) -> None:
+    stored = metadata.state_dict_metadata.get(key)
+    size = getattr(stored, "size", None)
+    if size != value.size():
+        there = tuple(size) if size is not None else "no tensor"
+        raise UsageError(f"{path} does not fit {key!r}: it is {tuple(value.size())} here and {there} there")
+
+
+def _like_parameters(
+    optimizer: torch.optim.Optimizer, outline: Any, existing: Mapping[str, Any], metadata: Metadata
+) -> dict[str, Any]:
+    """Targets for the state of an optimizer that has made no step yet: laid out, and sharded, as its parameters are."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    made: dict[str, Any] = {}
+    states = outline.get("state", {}) if isinstance(outline, Mapping) else {}
+    for index, entries in states.items():
+        if not isinstance(index, int) or index >= len(parameters) or not isinstance(entries, Mapping):
+            continue
+        parameter = parameters[index]
+        for leaf in entries.values():
+            if not isinstance(leaf, tree.Leaf) or existing.get(leaf.name) is not None:
+                continue
+            stored = metadata.state_dict_metadata[leaf.name]
+            if isinstance(stored, TensorStorageMetadata) and stored.size == parameter.size():
+                like = parameter if isinstance(parameter, DTensor) else parameter.detach()
+                made[leaf.name] = torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
+    return made

@@ -1,0 +1,289 @@
+"""Saving and restoring in one process."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import xxhash
+from training import Training, flip_byte, same, shards
+
+from ezpz_elastic.checkpoint import CheckpointManager, NoUsableCheckpoint, SaveFailed, Superseded
+from ezpz_elastic.errors import UsageError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def saved_run(directory: Path, steps: int = 3, keep_last: int = 3) -> tuple[CheckpointManager, dict[int, dict]]:
+    """A run that saved every step, and what its tensors were at each."""
+    training, manager, history = Training(), CheckpointManager(directory, keep_last=keep_last), {}
+    for step in range(1, steps + 1):
+        training.step()
+        manager.save(step, training.state(), meta={"tokens": step * 100})
+        history[step] = training.tensors()
+    manager.close()
+    return manager, history
+
+
+def test_a_fresh_directory_restores_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    training = Training()
+    before = training.tensors()
+    assert CheckpointManager(tmp_path / "none").restore(training.state()) is None
+    assert same(before, training.tensors())
+    assert not (tmp_path / "none").exists()
+
+
+def test_everything_comes_back_into_a_run_that_has_made_no_step(tmp_path: Path) -> None:
+    _, history = saved_run(tmp_path)
+    fresh = Training(seed=1)
+    fresh.plain = {}
+    state = fresh.state() | {"note": None, "loss": None}
+    random = torch.get_rng_state()
+    assert CheckpointManager(tmp_path).restore(state) == 3
+    assert same(history[3], fresh.tensors())
+    assert fresh.scheduler.last_epoch == 3
+    assert fresh.scheduler.milestones == {3: 1, 5: 1}
+    assert state["data"] == {"position": 12, "seen": {}, 7: ("a", 2.5)}
+    assert (state["note"], state["loss"]) == ("text", 1.25)
+    assert state["rng"].shape == random.shape
+
+
+def test_a_restored_run_continues_exactly_like_the_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    training, manager = Training(), CheckpointManager(tmp_path)
+    training.step()
+    manager.save(1, training.state())
+    training.step()
+    resumed = Training(seed=5)
+    state = resumed.state()
+    manager.restore(state)
+    torch.set_rng_state(state["rng"])
+    resumed.step()
+    assert same(training.tensors(), resumed.tensors())
+
+
+def test_keep_last_and_keep_every_decide_what_stays(tmp_path: Path) -> None:
+    training = Training()
+    manager = CheckpointManager(tmp_path, keep_last=2, keep_every=4)
+    for step in range(1, 8):
+        manager.save(step, training.state())
+    manager.close()
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-4", "step-6", "step-7"]
+    assert manager.latest() == tmp_path / "step-7"
+
+
+def test_the_manifest_names_every_file_with_size_and_sum(tmp_path: Path) -> None:
+    saved_run(tmp_path)
+    manifest = json.loads((tmp_path / "step-3/manifest.json").read_text())
+    on_disk = {path.name for path in (tmp_path / "step-3").iterdir()} - {"manifest.json", ".complete"}
+    assert {entry["name"] for entry in manifest["files"]} == on_disk
+    for entry in manifest["files"]:
+        body = (tmp_path / "step-3" / entry["name"]).read_bytes()
+        assert (entry["size"], entry["xxh3"]) == (len(body), xxhash.xxh3_64_hexdigest(body))
+    assert (manifest["step"], manifest["world_size"], manifest["meta"]) == (3, 1, {"tokens": 300})
+
+
+def delete_metadata(step: Path) -> None:
+    (step / ".metadata").unlink()
+
+
+def delete_shard(step: Path) -> None:
+    shards(step)[0].unlink()
+
+
+def truncate_shard(step: Path) -> None:
+    with shards(step)[0].open("r+b") as file:
+        file.truncate(shards(step)[0].stat().st_size - 100)
+
+
+def flip_in_the_middle(step: Path) -> None:
+    flip_byte(shards(step)[0], shards(step)[0].stat().st_size // 2)
+
+
+def flip_in_the_table_of_sums(step: Path) -> None:
+    flip_byte(shards(step)[0], shards(step)[0].stat().st_size - 40)
+
+
+def flip_in_metadata(step: Path) -> None:
+    flip_byte(step / ".metadata", 100)
+
+
+def empty_manifest(step: Path) -> None:
+    (step / "manifest.json").write_bytes(b"")
+
+
+def delete_manifest(step: Path) -> None:
+    (step / "manifest.json").unlink()
+
+
+def other_manifest(step: Path) -> None:
+    text = (step / "manifest.json").read_text()
+    (step / "manifest.json").write_text(text.replace('"world_size": 1', '"world_size": 9'))
+
+
+def delete_marker(step: Path) -> None:
+    (step / ".complete").unlink()
+
+
+DAMAGE: list[tuple[Callable[[Path], None], str]] = [
+    (delete_metadata, ".metadata: missing"),
+    (delete_shard, "__0_0.distcp: missing"),
+    (truncate_shard, "was written with"),
+    (flip_in_the_middle, "were written with"),
+    (flip_in_the_table_of_sums, "table of sums has xxh3"),
+    (flip_in_metadata, "was written with"),
+    (empty_manifest, "manifest.json: empty"),
+    (delete_manifest, "manifest.json: missing"),
+    (other_manifest, ".complete says"),
+    (delete_marker, "no .complete"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE, ids=[damage.__name__ for damage, _ in DAMAGE])
+def test_a_damaged_step_is_set_aside_with_its_reason_and_the_one_before_is_used(
+    tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    manager, history = saved_run(tmp_path)
+    damage(tmp_path / "step-3")
+    fresh = Training(seed=2)
+    assert manager.restore(fresh.state()) == 2
+    assert same(history[2], fresh.tensors())
+    assert reason in (tmp_path / "step-3.corrupt/reason.txt").read_text()
+    assert not (tmp_path / "step-3").exists()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_if_no_step_verifies_the_error_lists_them_all_and_nothing_is_deleted(tmp_path: Path, again: bool) -> None:
+    manager, _ = saved_run(tmp_path)
+    files = sum(1 for path in tmp_path.rglob("*.distcp"))
+    for step in (1, 2, 3):
+        flip_in_the_middle(tmp_path / f"step-{step}")
+    with pytest.raises(NoUsableCheckpoint) as error:
+        manager.restore(Training().state())
+    if again:  # the restart must not take an empty-looking directory for a fresh start
+        with pytest.raises(NoUsableCheckpoint) as error:
+            CheckpointManager(tmp_path).restore(Training().state())
+    text = str(error.value)
+    assert all(f"step-{step}.corrupt" in text for step in (1, 2, 3))
+    assert sum(1 for path in tmp_path.rglob("*.distcp")) == files
+
+
+def test_plain_dcp_reads_our_directory(tmp_path: Path) -> None:
+    _, history = saved_run(tmp_path)
+    other = Training(seed=3)
+    other.step()
+    state = {"model": other.model, "optim": other.optimizer, "loss": 0.0}
+    dcp.load(state, checkpoint_id=tmp_path / "step-3")
+    assert same(history[3], other.tensors())
+    assert state["loss"] == 1.25
+
+
+def test_we_read_a_plain_dcp_directory_and_say_that_it_is_unverified(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    training.step()
+    dcp.save({"model": training.model, "optim": training.optimizer, "n": 5}, checkpoint_id=tmp_path / "step-8")
+    fresh = Training(seed=4)
+    state = {"model": fresh.model, "optim": fresh.optimizer, "n": 0}
+    assert CheckpointManager(tmp_path).restore(state) == 8
+    assert same(training.tensors(), fresh.tensors())
+    assert state["n"] == 5
+    assert "without verification" in caplog.text
+
+
+def test_a_model_that_does_not_fit_is_the_callers_mistake_and_not_a_damaged_step(tmp_path: Path) -> None:
+    manager, _ = saved_run(tmp_path)
+    other = Training(width=32)
+    before = other.tensors()
+    with pytest.raises(UsageError, match=r"model\.0\.weight is \(32, 32\) here and \(64, 64\) there"):
+        manager.restore(other.state())
+    assert same(before, other.tensors())
+    assert (tmp_path / "step-3").exists()
+
+
+def test_a_name_that_was_never_saved_is_the_callers_mistake(tmp_path: Path) -> None:
+    manager, _ = saved_run(tmp_path)
+    with pytest.raises(UsageError, match="nothing saved under 'extra'"):
+        manager.restore(Training().state() | {"extra": 3})
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda path: CheckpointManager(path, keep_last=0), "keep_last is 0"),
+        (lambda path: CheckpointManager(path).save(-1, {"n": 1}), "step is -1"),
+        (lambda path: CheckpointManager(path).save(1, {"n": 1}, meta={"x": object()}), "meta cannot be written"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(tmp_path: Path, call: Callable[[Path], object], complaint: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call(tmp_path)
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_full_disk_raises_with_the_frame_and_leaves_the_step_before(small_disk: Callable[[str, int], Path]) -> None:
+    disk = small_disk("disk", 1 << 20)
+    training, manager = Training(width=128), CheckpointManager(disk / "ckpts")
+    training.step()
+    manager.save(1, training.state())
+    before = training.tensors()
+    (disk / "filler").write_bytes(bytes(600_000))
+    with pytest.raises(SaveFailed) as error:
+        manager.save(2, training.state())
+    text = str(error.value)
+    assert "[Errno 28] No space left on device" in text
+    assert "torch/distributed/checkpoint/filesystem.py" in text
+    assert "rank 0 writing" in text
+    assert error.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in (disk / "ckpts").glob("step-*")) == ["step-1"]
+    resumed = Training(width=128, seed=9)
+    assert manager.restore(resumed.state()) == 1
+    assert same(before, resumed.tensors())
+    (disk / "filler").unlink()
+    manager.save(2, training.state())
+    assert manager.latest() == disk / "ckpts/step-2"
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    training, manager = Training(), CheckpointManager(tmp_path)
+    manager.save(1, training.state())
+    training.step()
+    manager.save(1, training.state())
+    manager.close()
+    fresh = Training(seed=1)
+    assert manager.restore(fresh.state()) == 1
+    assert same(training.tensors(), fresh.tensors())
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]
+
+
+def test_a_save_of_a_superseded_round_does_not_commit(tmp_path: Path) -> None:
+    current = True
+    training = Training()
+    manager = CheckpointManager(tmp_path, fence=lambda: current)
+    manager.save(1, training.state())
+    current = False
+    with pytest.raises(Superseded):
+        manager.save(2, training.state())
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]
+
+
+def test_facts_reach_the_file_the_agent_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EZPZ_EVENTS_FILE", str(tmp_path / "events"))
+    manager, _ = saved_run(tmp_path / "ckpts")
+    flip_in_the_middle(tmp_path / "ckpts/step-3")
+    manager.restore(Training().state())
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [(event["event"], event.get("step", event.get("name"))) for event in events] == [
+        ("checkpoint_saved", 1),
+        ("checkpoint_saved", 2),
+        ("checkpoint_saved", 3),
+        ("checkpoint_quarantined", 3),
+        ("checkpoint_restored", 2),
+        ("span", "load"),
+    ]
