@@ -74,7 +74,7 @@ def culprits(verdict: Verdict, situation: Situation) -> tuple[NamedHost, ...]:
     """The hosts at which this failure happened, to count recurrences by: the named ones, else direct suspects."""
     here = set(situation.hosts)
     if verdict.hosts and verdict.kind is VerdictKind.BAD_NODE_KNOWN:
-        return tuple(host for host in verdict.hosts if host.name in here)
+        return tuple({host.name: host for host in reversed(verdict.hosts) if host.name in here}.values())[::-1]
     found = dict.fromkeys(s.name for s in verdict.suspects if s.weight >= DIRECT and s.name in here)
     return tuple(NamedHost(name, Provenance.INFERRED) for name in found)
 

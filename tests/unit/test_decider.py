@@ -1,0 +1,338 @@
+"""From reports as they stand in the store to a decision."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from ezpz_elastic.decide.decider import make_decider
+from ezpz_elastic.decide.evidence import AgentSignalled, ErrorRecord, Evidence, IdleTimeout, SchedulerFact, WorkerExit
+from ezpz_elastic.decide.policy import History, Limits, chores, stop_line
+from ezpz_elastic.decide.verdict import Verdict
+from rendezvous.records import Action, Case, Decision, LostMember, Member, Outcome, Report, Roster, decode, encode
+
+
+def member(number: int, workers: int = 1) -> Member:
+    host = f"127.0.0.{number}"
+    return Member(id=f"{host}#1", host=host, key=host, addr=host, port=4000, pid=number, workers=workers)
+
+
+A, B, C, D, E, SPARE = (member(number) for number in range(2, 8))
+
+
+def report(
+    who: Member,
+    *evidence: Evidence,
+    outcome: Outcome = Outcome.FAILED,
+    step: int | None = None,
+    durable: int | None = None,
+    raw: bytes | None = None,
+    round: int = 1,
+) -> Report:
+    written = msgspec.json.encode(list(evidence)) if raw is None else raw
+    return Report(round, who.id, 0, outcome, step=step, durable_step=durable, evidence=msgspec.Raw(written))
+
+
+def case(
+    *reports: Report,
+    members: tuple[Member, ...] = (A, B),
+    lost: tuple[tuple[Member, str], ...] = (),
+    spares: tuple[Member, ...] = (),
+    round: int = 1,
+    elapsed: float = 10.0,
+    ledger: msgspec.Raw = msgspec.Raw(b"null"),  # noqa: B008 (immutable)
+    min_hosts: int | None = None,
+) -> Case:
+    least = len(members) if min_hosts is None else min_hosts
+    gone = tuple(LostMember(who, how) for who, how in lost)
+    return Case(round, Roster(round, members), reports, gone, spares, least, len(members), elapsed, ledger=ledger)
+
+
+def killed(who: Member, rank: int = 0) -> WorkerExit:
+    return WorkerExit(who.host, rank, signal=9)
+
+
+def raised(who: Member, rank: int = 0, kind: str = "ValueError", step: int | None = None) -> WorkerExit:
+    error = ErrorRecord(kind, "bad value 7", (("/home/me/train.py", 12, "main"),))
+    return WorkerExit(who.host, rank, exit_code=1, error=error, step=step)
+
+
+def verdict_of(decision: Decision) -> Verdict:
+    return msgspec.json.decode(decision.verdict, type=Verdict)
+
+
+def succeeded(who: Member) -> Report:
+    return report(who, outcome=Outcome.SUCCEEDED)
+
+
+decide = make_decider(Limits())
+
+
+def test_a_job_of_which_every_host_succeeded_is_finished() -> None:
+    decision = decide(case(succeeded(A), succeeded(B)))
+    assert (decision.action, decision.kind, decision.exit_code) == (Action.FINISH, "success", 0)
+
+
+def test_a_host_that_succeeded_restarts_with_the_one_that_failed() -> None:
+    decision = decide(case(succeeded(A), report(B, killed(B, 1))))
+    assert (decision.action, decision.cause, decision.retired) == (Action.RESTART, "worker_killed", ())
+
+
+def test_a_silent_host_is_no_success() -> None:
+    decision = decide(case(succeeded(A)))
+    assert (decision.action, decision.kind) == (Action.RESTART, "bad_node_blind")
+    assert B.host in decision.reason
+
+
+def test_success_of_the_others_does_not_finish_a_job_that_lost_a_host() -> None:
+    decision = decide(case(succeeded(A), lost=((B, "expired"),), spares=(SPARE,)))
+    assert (decision.action, decision.cause) == (Action.RESTART, "host_lost")
+    assert [(r.host, r.provenance) for r in decision.retired] == [(B.host, "lost")]
+
+
+def test_a_host_may_go_away_after_its_workers_succeeded() -> None:
+    assert decide(case(succeeded(A), succeeded(B), lost=((B, "left"),))).action is Action.FINISH
+
+
+def test_a_killed_worker_restarts_in_place_and_its_host_keeps_its_slot() -> None:
+    decision = decide(case(report(B, killed(B, 1), step=12, durable=10), spares=(SPARE,)))
+    assert (decision.action, decision.kind, decision.cause) == (
+        Action.RESTART,
+        "retryable_unattributed",
+        "worker_killed",
+    )
+    assert (decision.retired, decision.delay, decision.restarts_left) == ((), 0.0, 2)
+
+
+@pytest.mark.parametrize("how", ["expired", "refused", "unreachable", "left"])
+def test_a_lost_host_is_retired_and_its_peers_complaints_change_nothing(how: str) -> None:
+    complaint = ErrorRecord("RuntimeError", f"[gloo/transport/tcp/pair.cc] Connection closed by peer [{B.addr}]:1234")
+    peer = report(A, WorkerExit(A.host, 0, exit_code=1, error=complaint), step=14, durable=10)
+    decision = decide(case(peer, lost=((B, how),), spares=(SPARE,)))
+    assert (decision.kind, decision.cause) == ("bad_node_known", "host_lost")
+    assert [(r.host, r.provenance, r.benched) for r in decision.retired] == [(B.host, "lost", False)]
+    assert decision.restarts_left == 3
+
+
+def test_a_host_lost_while_the_next_round_forms_is_replaced_without_any_report() -> None:
+    decision = decide(case(members=(A, B), lost=((A, "refused"),), spares=(SPARE,), round=2))
+    assert (decision.action, decision.cause, decision.restarts_left) == (Action.RESTART, "host_lost", 3)
+    assert [r.host for r in decision.retired] == [A.host]
+
+
+def test_a_wrong_argument_stops_the_job_at_once_with_the_scripts_exit_code() -> None:
+    usage = ("usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --lrr 3")
+    reports = [
+        report(who, WorkerExit(who.host, rank, exit_code=2, stderr_tail=usage)) for rank, who in enumerate((A, B))
+    ]
+    decision = decide(case(*reports))
+    assert (decision.action, decision.kind, decision.exit_code) == (Action.STOP, "user_error", 2)
+    assert "--lrr" in decision.reason
+
+
+def test_a_wrong_argument_stops_the_job_even_if_one_agent_stopped_its_worker_first() -> None:
+    usage = ("train.py: error: unrecognized arguments: --lrr 3",)
+    first = report(A, WorkerExit(A.host, 0, exit_code=2, stderr_tail=usage))
+    second = report(B, WorkerExit(B.host, 1, signal=15, by_agent=True))
+    assert decide(case(first, second)).action is Action.STOP
+
+
+def test_the_same_exception_on_every_host_before_training_stops_the_job() -> None:
+    decision = decide(case(report(A, raised(A)), report(B, raised(B, 1))))
+    assert (decision.action, decision.kind, decision.exit_code) == (Action.STOP, "user_error", 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        report(B, raised(B, 1, kind="KeyError")),
+        report(B, WorkerExit(B.host, 1, exit_code=0)),
+        report(B, WorkerExit(B.host, 1, exit_code=1, step=3), step=3),
+    ],
+    ids=["another exception", "a rank that ended well", "a rank that trained"],
+)
+def test_an_exception_that_not_all_ranks_share_is_tried_once_more_and_then_stops(other: Report) -> None:
+    first = decide(case(report(A, raised(A)), other))
+    assert (first.action, first.kind) == (Action.RESTART, "user_error")
+    second = decide(
+        case(report(A, raised(A), round=2), msgspec.structs.replace(other, round=2), round=2, ledger=first.ledger)
+    )
+    assert (second.action, second.kind) == (Action.STOP, "user_error")
+
+
+def test_three_failures_on_three_hosts_use_up_a_budget_of_two() -> None:
+    decider, ledger = make_decider(Limits(max_restarts=2)), msgspec.Raw(b"null")
+    actions = []
+    for number, who in enumerate((A, C, E), 1):
+        told = report(who, killed(who, number), step=number * 5, round=number)
+        decision = decider(case(told, members=(A, B, C, D, E), round=number, ledger=ledger))
+        ledger = decision.ledger
+        actions.append(decision.action)
+    assert actions == [Action.RESTART, Action.RESTART, Action.STOP]
+    assert "--max-restarts=2" in stop_line(decision)
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1, 20])
+@pytest.mark.parametrize("members", [(A,), (A, B)], ids=["one host", "two hosts"])
+def test_a_worker_that_kills_itself_is_restarted_exactly_as_often_as_allowed(
+    members: tuple[Member, ...], max_restarts: int
+) -> None:
+    """Random steps, no checkpoint in between, no spare: nobody is retired and the budget alone decides."""
+    steps = random.Random(7)
+    decider, ledger, restarts = make_decider(Limits(max_restarts=max_restarts)), msgspec.Raw(b"null"), 0
+    for number in range(1, 100):
+        told = report(members[-1], killed(members[-1], len(members) - 1), step=steps.randint(1, 30), round=number)
+        decision = decider(case(told, members=members, round=number, ledger=ledger, elapsed=number * 3.0))
+        ledger = decision.ledger
+        assert decision.retired == ()
+        if decision.action is Action.STOP:
+            break
+        restarts += 1
+    assert (restarts, decision.exit_code) == (max_restarts, 137)
+    assert f"--max-restarts={max_restarts}" in stop_line(decision)
+
+
+def test_twenty_kills_with_checkpoints_in_between_cost_one_restart_in_all() -> None:
+    ledger = msgspec.Raw(b"null")
+    for number in range(1, 21):
+        told = report(B, killed(B, 1), step=number * 10 + 3, durable=number * 10, round=number)
+        decision = decide(case(told, spares=(SPARE,), round=number, ledger=ledger, elapsed=number * 3.0))
+        ledger = decision.ledger
+        assert (decision.action, decision.retired, decision.delay) == (Action.RESTART, (), 0.0)
+    assert decision.restarts_left == 2
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{}",
+        b"null",
+        b'[{"type":"Telepathy"}]',
+        b'[{"type":"WorkerExit","host":7}]',
+        b'[{"type":"WorkerExit","host":"\xff","rank":1}]',
+        b"[" * 100_000 + b"]" * 100_000,
+        b'[{"type":"WorkerExit"',
+    ],
+    ids=["no array", "null", "unknown kind", "wrong type", "no utf-8", "nested", "cut off"],
+)
+def test_evidence_that_cannot_be_read_counts_as_none_and_is_said(raw: bytes) -> None:
+    others = report(B, killed(B, 1))
+    decision = decide(case(report(A, raw=raw), others))
+    assert (decision.action, decision.cause) == (Action.RESTART, "worker_killed")
+    assert A.host in verdict_of(decision).note
+    alone = decide(case(report(A, raw=raw)))
+    assert (alone.action, alone.kind, alone.retired) == (Action.RESTART, "bad_node_blind", ())
+    assert "nothing that was reported says why" in alone.reason
+
+
+def test_an_interrupted_agent_stops_the_job_with_the_signals_exit_code() -> None:
+    told = report(A, AgentSignalled(A.host, 2), outcome=Outcome.INTERRUPTED)
+    decision = decide(case(report(B, killed(B, 1)), told))
+    assert (decision.action, decision.kind, decision.exit_code) == (Action.STOP, "interrupted", 130)
+
+
+def test_an_interrupted_agent_is_believed_without_evidence() -> None:
+    decision = decide(case(report(A, outcome=Outcome.INTERRUPTED)))
+    assert (decision.action, decision.kind, decision.exit_code) == (Action.STOP, "interrupted", 130)
+    assert A.host in decision.reason
+
+
+def test_sigterm_at_the_deadline_is_walltime_and_keeps_its_code() -> None:
+    told = report(A, AgentSignalled(A.host, 15), SchedulerFact(remaining=20.0), outcome=Outcome.INTERRUPTED)
+    decision = decide(case(told))
+    assert (decision.action, decision.kind, decision.exit_code) == (Action.STOP, "walltime", 143)
+
+
+def test_an_unreadable_ledger_costs_the_budget_and_never_restarts_for_ever() -> None:
+    def after(round: int) -> Decision:
+        return decide(case(report(B, killed(B, 1), round=round), round=round, ledger=msgspec.Raw(b'{"used":"x"}')))
+
+    assert (after(2).action, after(2).restarts_left) == (Action.RESTART, 1)
+    assert "cannot be read" in verdict_of(after(2)).note
+    assert after(4).action is Action.STOP
+
+
+def test_a_round_that_cannot_be_formed_says_how_many_hosts_came() -> None:
+    missing = Case(1, None, (), (), (A,), 2, 2, elapsed=0.0, waited=600.0)
+    decision = decide(missing)
+    assert (decision.action, decision.kind, decision.cause, decision.exit_code) == (
+        Action.STOP,
+        "exhausted",
+        "launch_error",
+        1,
+    )
+    assert "1 of at least 2 hosts came within 600 s" in decision.reason
+
+
+def test_a_later_round_that_cannot_be_formed_counts_the_seated_and_keeps_the_workers_code() -> None:
+    first = decide(case(report(B, WorkerExit(B.host, 1, exit_code=9))))
+    late = Case(2, None, (), (), (), 3, 3, elapsed=20.0, waited=60.0, ledger=first.ledger)
+    decision = decide(late)
+    assert (decision.kind, decision.cause, decision.exit_code) == ("exhausted", "host_lost", 9)
+    assert "2 of at least 3 hosts" in decision.reason
+
+
+def test_reports_of_other_rounds_and_strangers_are_not_heard() -> None:
+    stranger, stale = report(SPARE, killed(SPARE)), report(A, killed(A), round=7)
+    decision = decide(case(stranger, stale, report(B, killed(B, 1))))
+    assert [hint.name for hint in verdict_of(decision).suspects] == [B.host]
+
+
+def test_the_exit_code_is_that_of_the_worker_to_blame() -> None:
+    peer = report(A, WorkerExit(A.host, 0, exit_code=1, error=ErrorRecord("RuntimeError", "Connection closed by peer")))
+    decision = make_decider(Limits(max_restarts=0))(case(peer, report(B, killed(B, 1))))
+    assert (decision.action, decision.exit_code) == (Action.STOP, 137)
+
+
+def test_steps_are_the_furthest_that_any_host_told() -> None:
+    first = report(A, killed(A), step=12, durable=10)
+    second = report(B, WorkerExit(B.host, 1, signal=15, by_agent=True), step=13)
+    history = msgspec.json.decode(decide(case(first, second)).ledger, type=History)
+    assert (history.step, history.durable) == (13, 10)
+
+
+def test_the_host_that_fell_behind_and_the_silent_one_are_what_a_blind_guess_goes_by() -> None:
+    """Nothing names a host twice in a row; the second time the one that said nothing leaves its slot."""
+    idle = IdleTimeout(60.0)
+    ledger = msgspec.Raw(b"null")
+    for number in (1, 2):
+        told = (report(A, idle, step=30, round=number), report(B, idle, step=30, round=number))
+        decision = decide(case(*told, members=(A, B, C), spares=(SPARE,), round=number, ledger=ledger))
+        ledger = decision.ledger
+    assert [(r.host, r.provenance, r.benched) for r in decision.retired] == [(C.host, "blind", True)]
+
+
+def test_the_first_blind_failure_asks_for_a_sweep_of_probes() -> None:
+    decision = decide(case(report(A, IdleTimeout(60.0)), spares=(SPARE,)))
+    assert [chore.value for chore in chores(decision)] == ["probe_hosts"]
+
+
+def test_a_rank_behind_all_others_is_the_suspect_of_a_hang_and_leaves_when_it_hangs_again() -> None:
+    ledger = msgspec.Raw(b"null")
+    retired = []
+    for number in (1, 2):
+        told = report(A, IdleTimeout(60.0, behind=((1, B.host),)), step=30, round=number)
+        decision = decide(case(told, spares=(SPARE,), round=number, ledger=ledger, elapsed=700.0 * number))
+        ledger = decision.ledger
+        retired.append([(r.host, r.provenance) for r in decision.retired])
+    assert retired == [[], [(B.host, "inferred")]]
+
+
+def test_hosts_are_told_apart_by_the_members_own_keys() -> None:
+    """A name that the machine's grammar does not know is still the host that the roster says it is."""
+    odd = Member("n1#1", "Node_A.cluster", "node-a", "10.0.0.1", 1, 1, 1)
+    decider = make_decider(Limits(), key=lambda _: None)
+    decision = decider(case(members=(odd, B), lost=((odd, "expired"),), spares=(SPARE,)))
+    assert [r.host for r in decision.retired] == ["Node_A.cluster"]
+
+
+def test_a_decision_crosses_the_store_and_comes_back() -> None:
+    decision = decide(case(report(B, killed(B, 1), step=3), spares=(SPARE,)))
+    assert decode(encode(decision), Decision, "decision/1") == decision
+
+
+def test_what_a_machine_lacks_is_told_in_the_verdict() -> None:
+    decision = make_decider(Limits(), machine_note="no signatures for this machine")(case(report(A, IdleTimeout(60.0))))
+    assert "no signatures" in verdict_of(decision).note
