@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter, _write_files_from_queue
+from msgspec import structs
+from torch.distributed.checkpoint.filesystem import (
+    DEFAULT_SUFFIX,
+    FileSystem,
+    FileSystemWriter,
+    _write_files_from_queue,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -46,18 +52,18 @@ class SummingFileSystem(FileSystem):  # type: ignore[misc]
                 yield stream
             return
         target = Path(path)
-        summing = SummingStream(target)
+        summing = SummingStream(target, table=target.suffix == DEFAULT_SUFFIX)
         try:
             yield summing
-            size, whole, table = summing.seal(table=target.suffix == ".distcp")
-        except BaseException:
+            size, digest = summing.seal()
+        except BaseException as error:
             summing.abandon()
             target.unlink(missing_ok=True)
+            if summing.error is not None and error is not summing.error:
+                raise summing.error from None
             raise
         name = target.name.removesuffix(".tmp")
-        self.written[name] = FileEntry(
-            name=name, size=size, xxh3=f"{whole:016x}", table=f"{table:016x}" if table else ""
-        )
+        self.written[name] = FileEntry(name=name, size=size, xxh3=f"{digest:016x}")
 
 
 @dataclass(frozen=True)
@@ -135,14 +141,7 @@ class StripedWriter(FileSystemWriter):  # type: ignore[misc]
             for result in part:
                 entry = getattr(result, "entry", None)
                 if entry is not None:
-                    entries[entry.name] = FileEntry(
-                        name=entry.name,
-                        size=entry.size,
-                        xxh3=entry.xxh3,
-                        table=entry.table,
-                        rank=rank,
-                        osts=entry.osts,
-                    )
+                    entries[entry.name] = structs.replace(entry, rank=rank)
         plain = [[WriteResult(r.index, r.size_in_bytes, r.storage_data) for r in part] for part in results]
         super().finish(metadata, plain)
         entries[layout.METADATA] = self.fs.written[layout.METADATA]

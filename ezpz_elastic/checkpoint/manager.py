@@ -6,18 +6,21 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ezpz_elastic.checkpoint import facts, layout, steps
+from ezpz_elastic.checkpoint.background import SaveHandle, connection
 from ezpz_elastic.checkpoint.errors import FailureKind, NoUsableCheckpoint, RanksFailed, Superseded
 from ezpz_elastic.checkpoint.owner import Owner
-from ezpz_elastic.checkpoint.peers import Peers, all_reduce, foreground
+from ezpz_elastic.checkpoint.peers import Alone, Peers, StorePeers, all_reduce, foreground
 from ezpz_elastic.checkpoint.restorer import Damaged, load_step
 from ezpz_elastic.checkpoint.retention import doomed
 from ezpz_elastic.checkpoint.saver import Request, Save, Saved
+from ezpz_elastic.checkpoint.staging import HostBuffers
 from ezpz_elastic.checkpoint.steps import StepKind, StepState, Trash
 from ezpz_elastic.errors import UsageError
 
@@ -41,6 +44,7 @@ class CheckpointManager:
         keep_every: also keep every step that is a multiple of this.
         fence: tells whether this process's elastic round is still the current one; asked right before a commit.
         process_group: the ranks; ``None`` for the default group.
+        timeout: how long an asynchronous save waits for another rank; torch's default for collectives.
         environ: where the round (``EZPZ_ROUND``) and the run id come from.
 
     Raises:
@@ -55,6 +59,7 @@ class CheckpointManager:
         keep_every: int | None = None,
         fence: Callable[[], bool] | None = None,
         process_group: Any = None,
+        timeout: timedelta = timedelta(minutes=30),
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         if keep_last < 1:
@@ -69,6 +74,10 @@ class CheckpointManager:
         self._group = process_group
         self._owner = Owner(self.directory, fence, environ)
         self._trash = Trash(self.directory)
+        self._buffers = HostBuffers()
+        self._pending: SaveHandle | None = None
+        self._timeout = timeout
+        self._store: Any = None
 
     def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> Path:
         """Make ``state`` durable as ``step``; returns when it is.
@@ -87,12 +96,61 @@ class CheckpointManager:
             Superseded: on every rank; a newer round owns the directory.
             UsageError: on every rank; an argument is wrong, or another job writes to the directory.
         """
+        request = self._request(step, meta)
+        self.wait()
         peers = foreground(self._group)
-        save = Save(self._request(step, meta), self._owner, self._trash)
+        save = Save(request, self._owner, self._trash)
         save.plan(peers, dict(state))
         saved = save.write(peers)
         self._after(peers, saved)
         return saved.path
+
+    def save_async(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> SaveHandle:
+        """Copy ``state`` to host memory and make it durable beside the training.
+
+        What the caller waits for is the save before (``drain``, if that is still running), the division of the work
+        (``plan``) and the copy (``stage``); ``handle.seconds`` has each, and ``total`` once it is durable. The writing
+        uses the process group's store and none of its collectives.
+
+        Args:
+            step: as for ``save``.
+            state: as for ``save``; may be changed as soon as this returns.
+            meta: as for ``save``.
+
+        Raises:
+            SaveFailed: on every rank; this save could not begin, or the one before did not become durable.
+            Superseded: on every rank; a newer round owns the directory.
+            UsageError: on every rank; as for ``save``.
+        """
+        began = time.monotonic()
+        request = self._request(step, meta)
+        self.wait()
+        drained = time.monotonic() - began
+        peers = foreground(self._group)
+        save = Save(request, self._owner, self._trash)
+        save.seconds["drain"] = drained
+        save.plan(peers, dict(state))
+        save.stage(self._buffers)
+        beside = self._beside(peers, save.nonce)
+
+        def work() -> Saved:
+            saved = save.write(beside)
+            self._after(beside, saved)
+            return saved
+
+        self._pending = SaveHandle(step, peers.rank, work, began, save.seconds)
+        return self._pending
+
+    def wait(self) -> None:
+        """Until the asynchronous save that is under way, if any, is durable.
+
+        Raises:
+            SaveFailed: on every rank; it did not become durable.
+            Superseded: on every rank; a newer round owns the directory.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def restore(self, state: dict[str, Any]) -> int | None:
         """Load the newest step that verifies.
@@ -112,6 +170,7 @@ class CheckpointManager:
             UsageError: on every rank; the step does not fit ``state``, or another job writes to the directory.
             RanksFailed: on every rank; the file system failed, which says nothing about the steps.
         """
+        self.wait()
         peers = foreground(self._group)
         began = time.monotonic()
         rejected: list[tuple[str, str]] = []
@@ -143,9 +202,19 @@ class CheckpointManager:
         return None
 
     def close(self) -> None:
-        """Finish what runs in the background and give up the directory."""
-        self._trash.wait()
-        self._owner.release()
+        """Finish what runs in the background and give up the directory; raises like ``wait``."""
+        try:
+            self.wait()
+        finally:
+            self._trash.wait()
+            self._owner.release()
+
+    def _beside(self, peers: Peers, nonce: str) -> Peers:
+        if peers.world == 1:
+            return Alone()
+        if self._store is None:
+            self._store = connection(self._group)
+        return StorePeers(self._store, peers.rank, peers.world, f"ezpz-checkpoint/{nonce}", self._timeout)
 
     def _request(self, step: int, meta: Mapping[str, Any] | None) -> Request:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:

@@ -14,11 +14,12 @@ from ezpz_elastic import __version__
 from ezpz_elastic.checkpoint import layout
 from ezpz_elastic.checkpoint.durable import write_file
 from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
-from ezpz_elastic.checkpoint.sums import file_sum
+from ezpz_elastic.checkpoint.sums import check_segments, file_sum
 
 __all__ = ["Complete", "FileEntry", "Manifest", "check_sizes", "check_sums", "read", "seal", "versions", "write"]
 
 FORMAT = 1
+SHARD_SUFFIX = ".distcp"
 
 
 class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,8 +28,8 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     Args:
         name: within the step's directory.
         size: bytes.
-        xxh3: 64-bit xxh3 of the whole file, 16 hex digits.
-        table: xxh3 of the table of sums at its end; empty if it has none.
+        xxh3: 64-bit xxh3, 16 hex digits: of the whole file, or, for a shard (``.distcp``), of the table at its end
+            that has the xxh3 of every item (``sums.py``).
         rank: who wrote it; ``None`` for the coordinator's own files.
         osts: the storage targets it was placed on; empty where that was not chosen.
     """
@@ -36,7 +37,6 @@ class FileEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     size: int
     xxh3: str
-    table: str = ""
     rank: int | None = None
     osts: tuple[int, ...] = ()
 
@@ -165,6 +165,7 @@ def check_sums(directory: Path, manifest: Manifest, only: tuple[str, ...] | None
     for entry in manifest.files:
         if only is not None and entry.name not in only:
             continue
-        found = f"{file_sum(directory / entry.name):016x}"
+        path = directory / entry.name
+        found = f"{check_segments(path) if path.suffix == SHARD_SUFFIX else file_sum(path):016x}"
         if found != entry.xxh3:
-            raise CorruptCheckpoint(str(directory / entry.name), f"has xxh3 {found}, was written with {entry.xxh3}")
+            raise CorruptCheckpoint(str(path), f"has xxh3 {found}, was written with {entry.xxh3}")

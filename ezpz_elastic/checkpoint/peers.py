@@ -96,31 +96,34 @@ class StorePeers:
         self._timeout = timeout
         self._turn = 0
 
-    def _key(self, rank: int) -> str:
-        return f"{self._prefix}/{self._turn}/{rank}"
+    def _keys(self) -> list[str]:
+        return [f"{self._prefix}/{self._turn}/{rank}" for rank in range(1, self.world)]
 
-    def _take(self, key: str) -> Any:
-        self._store.wait([key], self._timeout)
-        value = pickle.loads(self._store.get(key))
-        self._store.delete_key(key)
-        return value
+    def _take(self, keys: list[str]) -> list[Any]:
+        self._store.wait(keys, self._timeout)
+        values = [pickle.loads(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        return values
 
     def gather(self, value: Any) -> list[Any] | None:
         """Each rank leaves its value; rank 0 takes them all."""
         self._turn += 1
+        keys = self._keys()
         if self.rank != 0:
-            self._store.set(self._key(self.rank), pickle.dumps(value))
+            self._store.set(keys[self.rank - 1], pickle.dumps(value))
             return None
-        return [value] + [self._take(self._key(rank)) for rank in range(1, self.world)]
+        return [value, *self._take(keys)]
 
     def scatter(self, values: list[Any] | None) -> Any:
         """Rank 0 leaves each rank's value; each takes its own."""
         self._turn += 1
+        keys = self._keys()
         if self.rank != 0:
-            return self._take(self._key(self.rank))
+            return self._take([keys[self.rank - 1]])[0]
         assert values is not None
-        for rank in range(1, self.world):
-            self._store.set(self._key(rank), pickle.dumps(values[rank]))
+        for key, value in zip(keys, values[1:], strict=True):
+            self._store.set(key, pickle.dumps(value))
         return values[0]
 
 

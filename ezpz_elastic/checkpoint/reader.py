@@ -87,7 +87,7 @@ class ShardFile:
         self._read_exactly(buffer)
         for segment in covering:
             at = segment.offset - start
-            self._compare(segment, xxhash.xxh3_64_intdigest(buffer[at : at + segment.length]))
+            segment.compare(xxhash.xxh3_64_intdigest(buffer[at : at + segment.length]), self.path)
         return buffer[offset - start : offset - start + length]
 
     def read_direct(self, offset: int, length: int, payload: int, target: memoryview) -> bool:
@@ -121,19 +121,12 @@ class ShardFile:
                 chunk = piece[start : start + CHUNK]
                 self._read_exactly(chunk)
                 digest.update(chunk)
-        self._compare(covering[0], digest.intdigest())
+        covering[0].compare(digest.intdigest(), self.path)
         return True
 
     def peek(self, offset: int, length: int) -> io.RawIOBase:
         """The item as a file of its own, unverified: for finding out where in it the tensor's bytes begin."""
         return _Window(self._file, offset, length)
-
-    def _compare(self, segment: Segment, found: int) -> None:
-        if found != segment.sum:
-            raise CorruptCheckpoint(
-                str(self.path),
-                f"bytes {segment.offset}…{segment.end} have xxh3 {found:016x}, were written with {segment.sum:016x}",
-            )
 
 
 class _Window(io.RawIOBase):
@@ -224,7 +217,7 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
         entry = next((e for e in known.files if e.name == name), None) if known is not None else None
         if known is not None and entry is None:
             raise CorruptCheckpoint(str(Path(self.path) / name), "is not in the manifest")
-        return ShardFile(Path(self.path) / name, entry.table if entry is not None else "")
+        return ShardFile(Path(self.path) / name, entry.xxh3 if entry is not None else "")
 
     def read_data(self, plan: Any, planner: Any) -> Future[None]:
         """Read, verify and hand over every item of ``plan``, each file in the order of its bytes.

@@ -13,6 +13,7 @@ the training.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ezpz_elastic.checkpoint.errors import FailureKind, RanksFailed, SaveFailed,
 from ezpz_elastic.checkpoint.filesystem import StripedWriter
 from ezpz_elastic.checkpoint.owner import Owner
 from ezpz_elastic.checkpoint.peers import Peers, all_reduce
+from ezpz_elastic.checkpoint.staging import HostBuffers
 from ezpz_elastic.checkpoint.steps import Trash, recover
 from ezpz_elastic.errors import UsageError
 
@@ -69,6 +71,8 @@ class Request(msgspec.Struct, frozen=True):
 class Save:
     """One save on one rank.
 
+    After ``plan``, ``nonce`` is unique to this save and the same on every rank.
+
     Args:
         request: what to save.
         owner: the claim to the directory; used on the coordinator.
@@ -93,21 +97,14 @@ class Save:
         self._planner: Any = DefaultSavePlanner()
         self._plan: Any = None
         self._metadata: Any = None
+        self.nonce = ""
         self.seconds: dict[str, float] = {}
 
-    @property
-    def items(self) -> list[Any]:
-        """What this rank is to write; known after ``plan``."""
-        return list(self._plan.items)
-
-    @property
-    def planner(self) -> Any:
-        """Resolves items to data; an asynchronous save replaces it by one that answers with staged copies."""
-        return self._planner
-
-    @planner.setter
-    def planner(self, planner: Any) -> None:
-        self._planner = planner
+    def stage(self, buffers: HostBuffers) -> None:
+        """Copy this rank's part to the host; the state may change from here on."""
+        began = time.monotonic()
+        self._planner = buffers.stage(self._planner, self._plan.items)
+        self.seconds["stage"] = time.monotonic() - began
 
     def plan(self, peers: Peers, state: dict[str, Any]) -> None:
         """Divide the work.
@@ -137,9 +134,10 @@ class Save:
             if self._partial.exists():
                 self._trash.put(self._partial)
             self._partial.mkdir()
-            return self._writer.prepare_global_plan(plans)
+            nonce = uuid.uuid4().hex
+            return [(plan, nonce) for plan in self._writer.prepare_global_plan(plans)]
 
-        self._plan = self._agree(peers, "planning", local, divide)
+        self._plan, self.nonce = self._agree(peers, "planning", local, divide)
         self._plan = self._planner.finish_plan(self._plan)
         self.seconds["plan"] = time.monotonic() - began
 

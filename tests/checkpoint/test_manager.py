@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import xxhash
-from training import Training, flip_byte, same, shards
+from checkpoint.training import Training, flip_byte, same, shards
 
 from ezpz_elastic.checkpoint import CheckpointManager, NoUsableCheckpoint, SaveFailed, Superseded
 from ezpz_elastic.errors import UsageError
@@ -83,7 +85,16 @@ def test_the_manifest_names_every_file_with_size_and_sum(tmp_path: Path) -> None
     assert {entry["name"] for entry in manifest["files"]} == on_disk
     for entry in manifest["files"]:
         body = (tmp_path / "step-3" / entry["name"]).read_bytes()
-        assert (entry["size"], entry["xxh3"]) == (len(body), xxhash.xxh3_64_hexdigest(body))
+        assert entry["size"] == len(body)
+        if entry["name"].endswith(".distcp"):
+            length = int.from_bytes(body[-16:-8], "little")
+            summed, body = body[: -24 - length], body[-24 - length : -24]
+            table = msgspec.msgpack.decode(body)
+            assert [item[0] for item in table] == [0, *itertools.accumulate(item[1] for item in table)][:-1]
+            assert table[-1][0] + table[-1][1] == len(summed)
+            for offset, size, digest in table:
+                assert xxhash.xxh3_64_intdigest(summed[offset : offset + size]) == digest
+        assert entry["xxh3"] == xxhash.xxh3_64_hexdigest(body)
     assert (manifest["step"], manifest["world_size"], manifest["meta"]) == (3, 1, {"tokens": 300})
 
 

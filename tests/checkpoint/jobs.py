@@ -1,0 +1,77 @@
+"""What each rank does in the tests of several ranks; here, where a fresh process can import it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from checkpoint.training import Training, same
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from ezpz_elastic.checkpoint import CheckpointManager, SaveFailed
+
+
+def sharded(world: int, fill: float) -> dict:
+    mesh = init_device_mesh("cpu", (world,))
+    weight = torch.arange(64 * 1024, dtype=torch.float32).reshape(64, 1024) + fill
+    return {"weight": distribute_tensor(weight, mesh, [Shard(0)]), "n": int(fill)}
+
+
+def save_two(_rank: int, world: int, directory: str) -> None:
+    manager = CheckpointManager(directory)
+    manager.save(1, sharded(world, 1.0))
+    manager.save(2, sharded(world, 2.0))
+
+
+def restore(_rank: int, world: int, directory: str) -> tuple[int | None, int, bool]:
+    state = sharded(world, 0.0)
+    step = CheckpointManager(directory).restore(state)
+    full = state["weight"].full_tensor()
+    expected = torch.arange(64 * 1024, dtype=torch.float32).reshape(64, 1024) + float(step or 0)
+    return step, state["n"], bool(torch.equal(full, expected))
+
+
+def save_until_full(rank: int, world: int, directory: str, full: str) -> tuple[str, list[str]]:
+    manager = CheckpointManager(directory)
+    state = sharded(world, 1.0)
+    manager.save(1, state)
+    if rank == 1:  # from now on one rank alone meets a full disk
+        link = Path(directory) / "step-2.partial" / "__1_0.distcp"
+        redirect(link, Path(full) / "object")
+    try:
+        manager.save(2, state)
+    except SaveFailed as error:
+        text = str(error)
+    else:
+        text = "no error"
+    dist.barrier()
+    return text, sorted(path.name for path in Path(directory).glob("step-*"))
+
+
+def redirect(link: Path, target: Path) -> None:
+    """Let the next file called ``link`` be created on another disk, as a Lustre layout would."""
+    from ezpz_elastic.checkpoint import sums
+
+    original = sums.io.FileIO
+
+    class FileIO(original):  # type: ignore[misc, valid-type]
+        def __init__(self, path: Path, mode: str) -> None:
+            if path == link:
+                path.symlink_to(target)
+            super().__init__(path, mode)
+
+    sums.io.FileIO = FileIO  # type: ignore[misc]
+
+
+def replicated(rank: int, world: int, directory: str) -> bool:
+    training = Training(width=256)
+    training.step()
+    for tensor in training.tensors().values():
+        dist.broadcast(tensor, 0)
+    manager = CheckpointManager(directory)
+    manager.save(5, training.state())
+    fresh = Training(seed=rank + world, width=256)
+    state = fresh.state()
+    return manager.restore(state) == 5 and same(fresh.tensors(), training.tensors()) and state["data"] == training.plain
