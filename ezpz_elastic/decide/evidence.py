@@ -127,6 +127,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
         reporter: the host that printed the line (the messenger), as spelled in the line or known to the observer;
             ``None`` if unknown.
         step: the last training step seen in the same log before this line; ``None`` if none was seen.
+        task: the launcher's task number in or before the line (``srun``): a rank only where one task is one rank.
+        frame: innermost frame of the program itself before an exception (``train.py:step``); empty if none was seen.
     """
 
     signature: str
@@ -146,6 +148,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
     kind: str = ""
     reporter: str | None = None
     step: int | None = None
+    task: int | None = None
+    frame: str = ""
 
 
 class LeaseLost(msgspec.Struct, frozen=True, tag=True):

@@ -26,8 +26,16 @@ from ezpz_elastic.decide.verdict import Cause, EvidenceLine, Provenance
 __all__ = ["Gathered", "gather"]
 
 _TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
+_TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda"})
+"""Emitters whose lines name a rank and the very host it ran on."""
+_DAY_S = 86400.0
+_REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
-_EXCEPTION_LINE = re.compile(r"(?:^|[\s:\]|>])([A-Za-z_][\w.]{0,120}):? ?(.{0,400})$", re.S)
+_EXCEPTION_LINE = re.compile(
+    r"(?:^|[\s:\]|>])([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure|Fault|Group))"
+    r"(?::[ ]?|$)(.{0,400})$",
+    re.S,
+)
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -65,7 +73,7 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
     exits: list[WorkerExit] = []
     signalled: list[AgentSignalled] = []
     remaining, job_state = context.remaining, ""
-    for index, item in enumerate(evidence):
+    for index, item in enumerate(_in_time_order(evidence)):
         if isinstance(item, LogMatch):
             _add_log_match(item, index, table, findings, dropped)
         elif isinstance(item, WorkerExit):
@@ -94,15 +102,42 @@ def _sentence(text: str, why: str) -> EvidenceLine:
 
 
 def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
-    matches = [item for item in evidence if isinstance(item, LogMatch) and item.rank is not None and item.host]
-    tasks_are_nodes = any(
-        isinstance(item, LogMatch) and item.signature.startswith("torch.elastic") for item in evidence
-    )
-    told = [(m.rank, m.host) for m in matches if m.emitter != "slurm" and m.rank is not None and m.host]
-    tasks = [(m.rank, m.host) for m in matches if m.emitter == "slurm" and m.rank is not None and m.host]
-    if context.live:
-        told = [(item.rank, item.host) for item in evidence if isinstance(item, WorkerExit)]
-    return HostTable(context, told, () if tasks_are_nodes else tasks)
+    told: list[tuple[int, str]] = []
+    tasks: list[tuple[int, str]] = []
+    tasks_are_ranks = True
+    for item in evidence:
+        if isinstance(item, WorkerExit):
+            told.append((item.rank, item.host))
+        elif isinstance(item, LogMatch):
+            tasks_are_ranks = tasks_are_ranks and not item.signature.startswith("torch.elastic")
+            place = item.host if item.emitter in _TELLS_PLACE else item.reporter
+            if item.rank is not None and place is not None:
+                told.append((item.rank, place))
+            if item.task is not None and (item.host if item.emitter == "slurm" else item.reporter):
+                tasks.append((item.task, item.host if item.emitter == "slurm" else item.reporter or ""))
+    return HostTable(context, told, tasks, tasks_are_ranks=tasks_are_ranks)
+
+
+def _in_time_order(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """File order, put right where two lines of one log carry times that differ by a few minutes at most.
+
+    Ranks' output is buffered, so a line may stand later than it was printed. Times further apart than that are left
+    alone: a log may mix time zones, and a clock time without a date wraps at midnight.
+    """
+    ordered: list[Evidence] = []
+    for item in evidence:
+        at = len(ordered)
+        if isinstance(item, LogMatch) and item.time is not None:
+            while at > 0 and _printed_before(item, ordered[at - 1]):
+                at -= 1
+        ordered.insert(at, item)
+    return ordered
+
+
+def _printed_before(item: LogMatch, other: Evidence) -> bool:
+    if not isinstance(other, LogMatch) or other.time is None or item.time is None or other.file != item.file:
+        return False
+    return 0 < (other.time - item.time + _DAY_S) % _DAY_S <= _REORDER_S
 
 
 def _add_log_match(
@@ -117,11 +152,11 @@ def _add_log_match(
             certainty=match.certainty,
             text=match.text,
             source=f"log:{match.file}",
-            order=match.line or index,
+            order=float(index),
             signature=match.signature,
-            host=host or table.of_rank(match.rank),
+            host=host or table.of_rank(match.rank) or table.of_task(match.task),
             provenance=Provenance.SCRAPED if host else Provenance.INFERRED,
-            reporter=table.name(match.reporter) or table.of_rank(match.rank),
+            reporter=table.name(match.reporter) or table.of_rank(match.rank) or table.of_task(match.task),
             peer=table.name(match.peer) or match.peer,
             rank=match.rank,
             code=match.code,
@@ -145,7 +180,7 @@ def _refine(match: LogMatch, finding: Finding) -> Finding:
         found = _EXCEPTION_LINE.search(match.text)
         if found is None:
             return finding
-        error = ErrorRecord(found.group(1), found.group(2), ((match.path or "", 0, ""),))
+        error = ErrorRecord(found.group(1), found.group(2), _frame(match.frame))
         reading = read_exception(error)
         return msgspec.structs.replace(
             finding,
@@ -163,3 +198,8 @@ def _refine(match: LogMatch, finding: Finding) -> Finding:
         if match.code in _KILLED_CODES:
             return msgspec.structs.replace(finding, cause=Cause.WORKER_KILLED, role=Role.PRIMARY)
     return finding
+
+
+def _frame(told: str) -> tuple[tuple[str, int, str], ...]:
+    file, _, function = told.partition(":")
+    return ((file, 0, function),) if file else ()

@@ -15,7 +15,8 @@ class HostTable:
     Args:
         context: hosts, roster, addresses and the machine's key.
         told: (rank, host as spelled) pairs from lines of the same log that name both.
-        tasks: the same from a launcher whose task numbers are ranks only if one task is one rank (``srun``).
+        tasks: (task, host as spelled) pairs of a launcher whose tasks may be ranks or whole hosts (``srun``).
+        tasks_are_ranks: whether nothing speaks against one task being one rank.
     """
 
     def __init__(
@@ -23,6 +24,8 @@ class HostTable:
         context: Context,
         told: Iterable[tuple[int, str]] = (),
         tasks: Iterable[tuple[int, str]] = (),
+        *,
+        tasks_are_ranks: bool = True,
     ) -> None:
         self._context = context
         self._by_key: dict[str, str] = {}
@@ -32,8 +35,9 @@ class HostTable:
                 self._by_key.setdefault(key, host)
         self._told = self._consistent(told)
         self._layout = self._choose_layout()
-        if not self._told and not self._derived():
-            self._told = self._consistent(tasks)
+        self._tasks = self._consistent(tasks)
+        if tasks_are_ranks and not self._told and not self._derived():
+            self._told = self._tasks
 
     @property
     def known(self) -> bool:
@@ -64,7 +68,7 @@ class HostTable:
                 continue
             if key in self._by_key:
                 return self._by_key[key]
-            if not self.known and not _is_address(key):
+            if not self.known and not _is_address(key) and any(map(str.isdigit, key)):
                 return self._context.spell(candidate)
         return None
 
@@ -79,9 +83,15 @@ class HostTable:
             return self._told[rank]
         return self._by_layout(rank, self._layout)
 
-    def hosts_of(self, ranks: Iterable[int]) -> set[str]:
-        """The hosts of several ranks, as far as they can be told."""
-        return {host for host in map(self.of_rank, ranks) if host is not None}
+    def of_task(self, task: int | None) -> str | None:
+        """The host a launcher's task ran on: from lines that name both, else where task and rank must be one."""
+        if task is None or task < 0:
+            return None
+        if task in self._tasks:
+            return self._tasks[task]
+        if self._context.ranks_per_host == 1 or task >= max(len(self._context.hosts), 1):
+            return self.of_rank(task)
+        return None
 
     def _derived(self) -> bool:
         return bool(self._context.roster or (self._context.hosts and self._context.ranks_per_host))

@@ -1,0 +1,139 @@
+"""Logs -> evidence: one pass over a console log, a worker's own log, or a log that is still being written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from ezpz_elastic.decide.evidence import LogMatch
+from ezpz_elastic.observe.matching import Matcher
+from ezpz_elastic.observe.scanner import Scanner
+from ezpz_elastic.observe.sources import CHUNK_BYTES, chunks
+from ezpz_elastic.observe.tracebacks import last_error, last_lines
+from ezpz_elastic.signatures import Library, load_library
+
+__all__ = ["LogFollower", "LogScan", "last_error", "last_lines", "scan_log", "scan_rank_log"]
+
+
+class LogScan(msgspec.Struct, frozen=True):
+    """What one pass over a log found.
+
+    Args:
+        matches: the lines that a signature matched, in file order; at most 2000 per signature.
+        last_step: the last training step shown; ``None`` if none was.
+        bytes: how many bytes were read, decompressed.
+    """
+
+    matches: tuple[LogMatch, ...]
+    last_step: int | None
+    bytes: int
+
+
+def scan_log(
+    path: Path | str, library: Library | None = None, *, rank: int | None = None, host: str | None = None
+) -> LogScan:
+    """Scan a whole log, plain or compressed, in bounded memory.
+
+    Args:
+        path: the log.
+        library: signatures; the package's own and ``EZPZ_SIGNATURES`` by default.
+        rank: the rank that writes this log, for a log of one worker.
+        host: that worker's host, as the allocation spells it.
+
+    Raises:
+        UsageError: the log cannot be read.
+    """
+    path = Path(path)
+    matcher = Matcher(library or load_library(), str(path), rank, host)
+    scanner = Scanner(library or load_library(), matcher.take)
+    try:
+        for chunk in chunks(path):
+            scanner.feed(chunk)
+        scanner.finish()
+    finally:
+        scanner.close()
+    return LogScan(tuple(matcher.matches), scanner.last_step, scanner.bytes)
+
+
+def scan_rank_log(path: Path | str, *, rank: int, host: str, library: Library | None = None) -> tuple[LogMatch, ...]:
+    """Matches in one worker's own stdout or stderr, for the agent that is its parent; a missing log has none.
+
+    Args:
+        path: the worker's log, which may still grow.
+        rank: its global rank.
+        host: its host, as the allocation spells it.
+        library: as for :func:`scan_log`.
+
+    Raises:
+        UsageError: the log exists and cannot be read.
+    """
+    if not Path(path).exists():
+        return ()
+    return scan_log(path, library, rank=rank, host=host).matches
+
+
+class LogFollower:
+    """A log that is still being written: every ``poll`` reads what was added since the last one.
+
+    A log that was rotated (another file under the same name) or truncated is read from its new beginning. It never
+    waits: the caller decides when to look.
+
+    Args:
+        path: the log; it need not exist yet.
+        library, rank, host: as for :func:`scan_log`.
+    """
+
+    def __init__(
+        self, path: Path | str, library: Library | None = None, *, rank: int | None = None, host: str | None = None
+    ) -> None:
+        self._path = Path(path)
+        self._library = library or load_library()
+        self._matcher = Matcher(self._library, str(path), rank, host)
+        self._scanner = Scanner(self._library, self._matcher.take)
+        self._last_step: int | None = None
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+
+    @property
+    def last_step(self) -> int | None:
+        """The last training step shown so far, earlier files of a rotated log included."""
+        step = self._scanner.last_step
+        return self._last_step if step is None else step
+
+    def poll(self) -> tuple[LogMatch, ...]:
+        """The matches in whole lines that were added since the last call."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return self._take()
+        try:
+            status = os.fstat(descriptor)
+            identity = (status.st_dev, status.st_ino)
+            if (self._file not in {None, identity}) or status.st_size < self._offset:
+                self._restart()
+            self._file = identity
+            os.lseek(descriptor, self._offset, os.SEEK_SET)
+            while chunk := os.read(descriptor, CHUNK_BYTES):
+                self._offset += len(chunk)
+                self._scanner.feed(chunk)
+        finally:
+            os.close(descriptor)
+        return self._take()
+
+    def close(self) -> tuple[LogMatch, ...]:
+        """The writer has ended: the matches that waited for the end of the last line."""
+        self._scanner.finish()
+        return self._take()
+
+    def _restart(self) -> None:
+        self._last_step = self.last_step
+        self._scanner.finish()
+        self._scanner = Scanner(self._library, self._matcher.take)
+        self._offset = 0
+
+    def _take(self) -> tuple[LogMatch, ...]:
+        taken = tuple(self._matcher.matches)
+        self._matcher.matches.clear()
+        return taken

@@ -1,0 +1,145 @@
+"""A line that was hit -> a LogMatch: which signature it is, in which context, about which rank and host."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import msgspec
+
+from ezpz_elastic.decide.evidence import LogMatch
+from ezpz_elastic.observe.scanner import FRAME, HitLine
+from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, parse_prefix
+from ezpz_elastic.signatures import Library, Signature
+
+__all__ = ["Matcher"]
+
+_PER_SIGNATURE = 2000
+_TEXT_LIMIT = 500
+_FRAME_LINE = re.compile(r'File "([^"\n]{1,400})", line (\d{1,8})(?:, in (\S{1,120}))?')
+_LIBRARY_FRAME = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<")
+
+
+class Matcher:
+    """Keeps what must be remembered from line to line: frames, and matches that later ones inherit from.
+
+    Args:
+        library: the signatures.
+        file: path of the log, as it is to be told.
+        rank, host: who writes this log, where the observer knows (a worker's own log).
+    """
+
+    def __init__(self, library: Library, file: str = "", rank: int | None = None, host: str | None = None) -> None:
+        self._library = library
+        self._file = file
+        self._rank = rank
+        self._host = host
+        self._seen: Counter[str] = Counter()
+        self._frames: dict[int | None, dict[str, int]] = {}
+        self._own_frame: dict[int | None, tuple[int, str]] = {}
+        self._latest: dict[str, LogMatch] = {}
+        self.matches: list[LogMatch] = []
+
+    def take(self, line: HitLine) -> None:
+        """Read one line that was hit; what it amounts to is added to ``matches``."""
+        prefix = parse_prefix(line.text)
+        if FRAME in line.ids and (found := _FRAME_LINE.search(line.text)):
+            self._remember_frame(found, line, prefix)
+            return
+        best: tuple[int, Signature, re.Match[str]] | None = None
+        for index in line.ids:
+            if index == FRAME:
+                continue
+            signature = self._library.signatures[index]
+            if self._seen[signature.id] >= _PER_SIGNATURE or (best is not None and best[0] >= signature.priority):
+                continue
+            match = signature.regex.search(line.text) or signature.regex.search(prefix.rest)
+            if match is not None and self._in_context(signature, line, prefix):
+                best = (signature.priority, signature, match)
+        if best is not None:
+            self._add(best[1], best[2].groupdict(), line, prefix)
+
+    def _remember_frame(self, found: re.Match[str], line: HitLine, prefix: Prefix) -> None:
+        kept = self._frames.setdefault(prefix.rank, {})
+        for context in self._library.contexts.values():
+            if context.regex.search(line.text):
+                kept[context.id] = line.number
+        if not _LIBRARY_FRAME.search(found.group(1)):
+            name = f"{found.group(1).rpartition('/')[2]}:{found.group(3) or ''}"
+            self._own_frame[prefix.rank] = (line.number, name)
+
+    def _in_context(self, signature: Signature, line: HitLine, prefix: Prefix) -> bool:
+        wanted = signature.entry.context
+        if not wanted:
+            return True
+        if self._library.contexts[wanted].regex.search(line.text):
+            return True
+        near: dict[str, int] = {}
+        ranks = (prefix.rank,) if prefix.rank is not None else tuple(self._frames)
+        for rank in ranks:
+            for context, number in self._frames.get(rank, {}).items():
+                near[context] = max(number, near.get(context, 0))
+        at = near.get(wanted, 0)
+        return at > 0 and line.number - at <= signature.entry.within and at == max(near.values())
+
+    def _add(self, signature: Signature, groups: dict[str, str | None], line: HitLine, prefix: Prefix) -> None:
+        entry = signature.entry
+        self._seen[signature.id] += 1
+        rank = _number(groups.get("rank"))
+        spelled = groups.get("host")
+        hosts: list[str] = expand_hosts(spelled) if spelled else []
+        frame = self._own_frame.get(prefix.rank, (0, ""))
+        base = LogMatch(
+            signature=signature.id,
+            emitter=signature.emitter,
+            cause=entry.cause,
+            role=entry.role,
+            certainty=entry.certainty,
+            text=line.text[:_TEXT_LIMIT],
+            file=self._file,
+            line=line.number,
+            time=clock(line.text),
+            rank=rank if rank is not None else (prefix.rank if prefix.rank is not None else self._rank),
+            peer=groups.get("peer"),
+            code=_number(groups.get("code")) if groups.get("code") else entry.code,
+            path=groups.get("path"),
+            kind=entry.kind,
+            reporter=groups.get("reporter") or prefix.reporter or self._host,
+            step=line.step,
+            task=_number(groups.get("task")) if groups.get("task") else prefix.task,
+            frame=frame[1] if line.number - frame[0] <= entry.within else "",
+        )
+        base = self._inherit(signature, base, hosts[0] if hosts else None)
+        made = [_with_host(base, host, alone=len(hosts) == 1) for host in hosts] or [base]
+        self._latest[signature.id] = made[0]
+        self.matches.extend(made)
+
+    def _inherit(self, signature: Signature, match: LogMatch, host: str | None) -> LogMatch:
+        wanted = signature.entry.inherit
+        if wanted is None:
+            return match
+        given = [
+            found
+            for found in (self._latest.get(identifier) for identifier in wanted.ids)
+            if found is not None and match.line - found.line <= wanted.within
+        ]
+        if not given:
+            return match
+        nearest = sorted(given, key=lambda found: -found.line)
+        rank = next((found.rank for found in nearest if found.rank is not None), None)
+        place = next((found.host for found in nearest if found.host is not None), None)
+        return msgspec.structs.replace(
+            match,
+            rank=match.rank if match.rank is not None else rank,
+            host=host or place,
+        )
+
+
+def _with_host(match: LogMatch, host: str | None, *, alone: bool) -> LogMatch:
+    return msgspec.structs.replace(
+        match, host=host, rank=match.rank if alone else None, task=match.task if alone else None
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)

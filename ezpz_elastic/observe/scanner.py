@@ -1,0 +1,162 @@
+"""Bytes of a log, in chunks of any size -> the lines that hold the fixed words of some signature.
+
+Hyperscan runs in streaming mode over the raw bytes, so a word split between two chunks is found; memory is bounded by
+the chunk and one line's tail, however long a line is. Only lines that are hit are ever cut out and decoded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import hyperscan
+import msgspec
+
+from ezpz_elastic.observe.steps import StepTracker
+from ezpz_elastic.observe.text import clean
+from ezpz_elastic.signatures import Library
+
+__all__ = ["FRAME", "HitLine", "Scanner"]
+
+FRAME = -1
+"""Id under which stack-frame lines are reported, beside the indexes of the library's signatures."""
+
+_SCRATCH = threading.Lock()
+"""Hyperscan's scratch memory belongs to the database, which all scanners share."""
+_FRAME_WORDS = '", line '
+_BEFORE = 8192
+_AFTER = 4096
+
+
+class HitLine(msgspec.Struct, frozen=True):
+    """A line that was hit.
+
+    Args:
+        number: from 1.
+        text: clean, at most 8 KiB before and 4 KiB after the first hit.
+        ids: indexes into ``library.signatures``, or ``FRAME``.
+        step: the last training step shown before it.
+    """
+
+    number: int
+    text: str
+    ids: tuple[int, ...]
+    step: int | None
+
+
+class Scanner:
+    """One pass over one log.
+
+    Args:
+        library: the signatures to look for.
+        on_line: called for every line that is hit, in order.
+    """
+
+    def __init__(self, library: Library, on_line: Callable[[HitLine], None]) -> None:
+        self._on_line = on_line
+        self._steps = StepTracker()
+        self._hits: list[tuple[int, int]] = []
+        self._tail = b""
+        self._base = 0  # offset of the tail's first byte in the log
+        self._number = 1  # line number at the tail's first byte
+        # The binding borrows what a stream is made of: database and callback must be kept alive from here.
+        self._database = _database(library)
+        self._callback = self._hit
+        self._stream = self._database.stream(match_event_handler=self._callback)
+        self._stream.__enter__()
+        self._open = True
+        self.bytes = 0
+
+    @property
+    def last_step(self) -> int | None:
+        """The last training step shown so far."""
+        return self._steps.last
+
+    def feed(self, chunk: bytes) -> None:
+        """Scan the next bytes of the log."""
+        if not chunk:
+            return
+        self.bytes += len(chunk)
+        with _SCRATCH:
+            self._stream.scan(chunk)
+        if self._hits or b"\n" not in chunk:
+            self._advance(self._tail + chunk, final=False)
+        else:
+            self._skip(chunk)
+
+    def finish(self) -> None:
+        """The log has ended: report what waited for the end of its line."""
+        if self._open:
+            self._advance(self._tail, final=True)
+            self.close()
+
+    def close(self) -> None:
+        """Give the stream's memory back, without reporting anything more."""
+        if self._open:
+            self._open = False
+            with _SCRATCH:
+                self._stream.__exit__(None, None, None)
+
+    def _hit(self, number: int, start: int, end: int, flags: int, context: object) -> None:
+        del start, flags, context
+        self._hits.append((end, number - 1))
+
+    def _skip(self, chunk: bytes) -> None:
+        """Nothing was hit: count lines, keep the tail."""
+        cut = chunk.rfind(b"\n") + 1
+        self._steps.see(chunk, cut)
+        self._number += self._tail.count(b"\n") + chunk.count(b"\n", 0, cut)
+        self._base += len(self._tail) + cut
+        self._tail = chunk[cut:]
+
+    def _advance(self, data: bytes, *, final: bool) -> None:
+        position, number = 0, self._number
+        hits = self._hits
+        taken = 0
+        while taken < len(hits):
+            local = hits[taken][0] - self._base
+            left, right = _line_bounds(data, local)
+            if right is None:
+                if not final and len(data) - local < _AFTER:
+                    break
+                right = min(len(data), local + _AFTER)
+            ids = []
+            while taken < len(hits) and hits[taken][0] - self._base <= right:
+                ids.append(hits[taken][1])
+                taken += 1
+            number += data.count(b"\n", position, left)
+            position = left
+            step = self._steps.before(data, left)
+            text = clean(data[left:right])
+            self._on_line(HitLine(number, text, tuple(dict.fromkeys(ids)), step))
+        waiting = hits[taken:]
+        keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
+        keep = len(data) if final else max(keep, len(data) - _BEFORE - _AFTER)
+        self._steps.see(data, keep)
+        self._number += data.count(b"\n", 0, keep)
+        self._base += keep
+        self._tail = data[keep:]
+        self._hits = waiting
+
+
+def _line_bounds(data: bytes, at: int) -> tuple[int, int | None]:
+    """Start and end of the line around ``at``; a carriage return ends a line too; no end: ``None``."""
+    floor = max(0, at - _BEFORE)
+    left = max(data.rfind(b"\n", floor, at), data.rfind(b"\r", floor, at)) + 1
+    ends = [end for end in (data.find(b"\n", at, at + _AFTER), data.find(b"\r", at, at + _AFTER)) if end >= 0]
+    return max(left, floor), min(ends) if ends else None
+
+
+@lru_cache(maxsize=4)
+def _compiled(expressions: tuple[str, ...]) -> hyperscan.Database:
+    plain = [expression.removeprefix("(?i)").encode() for expression in expressions]
+    flags = [hyperscan.HS_FLAG_CASELESS if expression.startswith("(?i)") else 0 for expression in expressions]
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_STREAM)
+    database.compile(expressions=plain, ids=list(range(len(plain))), elements=len(plain), flags=flags)
+    return database
+
+
+def _database(library: Library) -> hyperscan.Database:
+    words: Sequence[str] = [_FRAME_WORDS, *(signature.trigger for signature in library.signatures)]
+    return _compiled(tuple(words))

@@ -1,0 +1,110 @@
+"""One raw log line -> clean text, and who printed it and when, as its prefix tells (rule 1)."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+__all__ = ["Prefix", "clean", "clock", "expand_hosts", "parse_prefix"]
+
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?<=>]{0,64}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x1b]")
+
+_STAMP = (
+    r"\[?\d{4}[-/:]\d\d[-/:]\d\d[T :\-]\d\d:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"|\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
+    r"|\[ {0,8}\d{1,9}\.\d{6}\]"
+)
+_PREFIX = re.compile(
+    r"[ \t]{0,8}(?:"
+    r"\[rank(?P<rank>\d{1,7})\]:? ?"
+    r"|\[default(?P<local>\d{1,5})\]:? ?"
+    r"|\[\d{1,4},(?P<tagged>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
+    r"|\[[\w.\-]{1,120}@\d{1,5},(?P<prte>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
+    rf"|(?P<stamp>{_STAMP})[ :]{{0,3}}"
+    r"|(?P<task>\d{1,7}): "
+    r"|\[(?P<prepended>\d{1,7})\] "
+    r"|(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
+    r")"
+)
+_CLOCK = re.compile(r"(?<![\d:])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,6}))?(?![\d:])")
+_INLINE_RANK = re.compile(r"\[Rank (\d{1,7})\]|\(RANK (\d{1,7})\)|\bRank (\d{1,7})\] ")
+_RANGE = re.compile(r"^(.{0,120}?)\[([\d,\-]{1,300})\](.{0,120})$")
+_HOST_LIMIT = 4096
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """What stands before a line's own text.
+
+    Args:
+        rest: the line without the prefix.
+        rank: global rank of the printer, if the prefix or the text says so.
+        task: the launcher's task number of the printer.
+        reporter: the host of the printer.
+    """
+
+    rest: str
+    rank: int | None = None
+    task: int | None = None
+    reporter: str | None = None
+
+
+def clean(raw: bytes) -> str:
+    """A raw line without escape sequences, control bytes and line ends; bytes that are no UTF-8 are replaced."""
+    text = _ESCAPES.sub(b"", raw) if b"\x1b" in raw else raw
+    return _CONTROL.sub("", text.decode("utf-8", "replace")).rstrip()
+
+
+def parse_prefix(text: str) -> Prefix:
+    """Peel timestamps, rank tags, task labels and host labels off a clean line, in whatever order they stand."""
+    rank: int | None = None
+    task: int | None = None
+    reporter: str | None = None
+    at = 0
+    for _ in range(6):
+        found = _PREFIX.match(text, at)
+        if found is None or found.end() == at:
+            break
+        groups = found.groupdict()
+        named = groups["rank"] or groups["tagged"] or groups["prte"]
+        rank = int(named) if named is not None else rank
+        label = groups["task"] or groups["prepended"] or groups["labelled"]
+        task = int(label) if label is not None else task
+        reporter = groups["host"] or reporter
+        at = found.end()
+    if rank is None and (inline := _INLINE_RANK.search(text)):
+        rank = int(next(group for group in inline.groups() if group is not None))
+    return Prefix(text[at:], rank, task, reporter)
+
+
+def clock(text: str) -> float | None:
+    """Seconds since midnight as the line's first clock time tells; ``None`` if its first 120 characters show none."""
+    found = _CLOCK.search(text[:120])
+    if found is None:
+        return None
+    hours, minutes, seconds, fraction = found.groups()
+    return int(hours) * 3600 + int(minutes) * 60 + int(seconds) + float(f"0.{fraction or 0}")
+
+
+def expand_hosts(spelled: str) -> list[str]:
+    """``nid[001-003,007]`` -> four names; a plain name -> itself; a list separated by commas -> each.
+
+    Args:
+        spelled: Slurm's host-list expression. What cannot be read is returned as it is.
+    """
+    names: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", spelled):
+        found = _RANGE.match(part)
+        if found is None:
+            names.append(part)
+            continue
+        head, inside, tail = found.groups()
+        for piece in inside.split(","):
+            low, _, high = piece.partition("-")
+            if not low.isdigit() or (high and not high.isdigit()):
+                return [spelled]
+            span = range(int(low), int(high or low) + 1)
+            names.extend(f"{head}{number:0{len(low)}d}{tail}" for number in span[: _HOST_LIMIT - len(names)])
+    return names
