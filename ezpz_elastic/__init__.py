@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ezpz_elastic.decide.verdict import Cause, Provenance, Verdict, VerdictKind
     from ezpz_elastic.attempt import classify_log
+    from ezpz_elastic.decide.verdict import Cause, Provenance, Verdict, VerdictKind
     from ezpz_elastic.observe.progress import progress
 
 __all__ = ["Cause", "Provenance", "Verdict", "VerdictKind", "__version__", "classify_log", "progress"]

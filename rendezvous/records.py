@@ -1,7 +1,7 @@
 """Every record that crosses the store: typed, versioned JSON, never pickle.
 
 Two kinds of record exist. *Messages* are written by agents into one append-only inbox that the coordinator reads:
-``Joined``, ``Left``, ``Report``. *Committed records* are written once under a key of their own and never change:
+``Joined``, ``Gone``, ``Report``. *Committed records* are written once under a key of their own and never change:
 ``JobRecord``, ``Opening`` (a round's roster, or the word that no round can be formed) and ``Decision`` (a round's end).
 The state of the whole job is a fold over them, so any agent can take over from the store alone.
 
@@ -20,9 +20,9 @@ __all__ = [
     "Case",
     "CoordinatorRecord",
     "Decision",
+    "Gone",
     "JobRecord",
     "Joined",
-    "Left",
     "LostMember",
     "Member",
     "Message",
@@ -34,6 +34,7 @@ __all__ = [
     "Retirement",
     "Roster",
     "decode",
+    "decode_message",
     "encode",
 ]
 
@@ -116,11 +117,16 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     member: Member
 
 
-class Left(msgspec.Struct, frozen=True, tag=True):
-    """An agent leaves of its own will."""
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """A member is there no longer. Written by the agent itself when it leaves, else by the coordinator that lost it.
+
+    Args:
+        member_id: the incarnation that is gone.
+        how: ``left`` (of its own will), ``expired``, ``refused`` or ``unreachable``.
+    """
 
     member_id: str
-    reason: str = ""
+    how: str
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
@@ -129,6 +135,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     Args:
         round: the round it is about.
         member_id: who says it.
+        seq: 0 for its first report of that round, then 1, 2, …
         outcome: how the workers of that host ended.
         conclusive: it cannot be the consequence of a failure elsewhere, so nobody else needs to be waited for.
         step: the last training step that a worker on this host is known to have reached.
@@ -138,6 +145,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
 
     round: int
     member_id: str
+    seq: int
     outcome: Outcome
     conclusive: bool = False
     step: int | None = None
@@ -145,7 +153,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     evidence: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-Message = Joined | Left | Report
+Message = Joined | Gone | Report
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -222,11 +230,15 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """How a round begins: with a roster, or with the word that it cannot be formed."""
+    """How a round begins: with a roster, or with the decision that ended it before any worker was started.
+
+    Exactly one of the two is set. ``ended`` is needed when a host that holds a slot is lost while the round forms,
+    and when the round cannot be formed at all.
+    """
 
     round: int
     roster: Roster | None = None
-    stop: Decision | None = None
+    ended: Decision | None = None
     version: int = VERSION
 
 
@@ -239,10 +251,17 @@ class CoordinatorRecord(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why an agent is not admitted."""
+    """Why an agent is not admitted.
+
+    Args:
+        member_id: the incarnation that is refused.
+        reason: one sentence for the person who started it.
+        rejoin: it was taken for lost while it stood by, and may join again as a new member.
+    """
 
     member_id: str
     reason: str
+    rejoin: bool = False
 
 
 class LostMember(msgspec.Struct, frozen=True):
@@ -257,7 +276,7 @@ class Case(msgspec.Struct, frozen=True):
 
     Args:
         round: the round.
-        roster: who held the slots; ``None`` if the round could not be formed.
+        roster: who held the slots; ``None`` if too few hosts came to form the round.
         reports: what the agents said, in the order their messages arrived.
         lost: active members that are gone.
         spares: hosts that stand by, in the order they would be admitted.
@@ -277,6 +296,21 @@ class Case(msgspec.Struct, frozen=True):
     elapsed: float
     waited: float = 0.0
     ledger: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def decode_message(data: bytes) -> Message:
+    """Read one message of the inbox back.
+
+    Raises:
+        RecordError: the bytes are no message.
+    """
+    try:
+        return _messages.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"malformed message in the inbox: {error}") from error
+
+
+_messages: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def encode(record: object) -> bytes:

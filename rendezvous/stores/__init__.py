@@ -13,6 +13,7 @@ The protocol needs four things of a backend and no more:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -24,7 +25,10 @@ class StoreUnavailable(Exception):
 
 
 class Store(Protocol):
-    """One connection to the job's store. Keys are relative to the run. All methods raise ``StoreUnavailable``."""
+    """One connection to the job's store.
+
+    Keys are relative to the run. Every method but ``connect``, ``scale`` and ``close`` raises ``StoreUnavailable``.
+    """
 
     def connect(self) -> Store:
         """Another connection to the same store, for another thread."""
@@ -50,8 +54,11 @@ class Store(Protocol):
     def leases(self, leases: Sequence[str]) -> list[int | None]:
         """For each lease a number that changes when it is renewed; ``None`` if it is known to have ended."""
 
-    def wait(self, key: str, timeout: float) -> bytes | None:
-        """The value of ``key`` as soon as it exists, or ``None`` after ``timeout`` seconds."""
+    def wait(self, key: str, timeout: float, wakeup: threading.Event | None = None) -> bytes | None:
+        """The value of ``key`` as soon as it exists; ``None`` after ``timeout`` seconds or once ``wakeup`` is set."""
+
+    def scale(self, agents: int) -> None:
+        """A hint: about how many agents wait at this store, so that a polling backend spreads its looks."""
 
     def close(self) -> None:
         """End this connection."""

@@ -1,0 +1,159 @@
+"""Puts one agent's parts together from what torchrun was told."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import msgspec
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from ezpz_elastic.decide.decider import make_decider
+from ezpz_elastic.decide.situation import Limits, OnBlind
+from ezpz_elastic.errors import UsageError
+from ezpz_elastic.journal import Journal
+from ezpz_elastic.ledger import RunLedger
+from ezpz_elastic.settings import Settings, parse
+from rendezvous.handler import EzpzRendezvousHandler, new_id
+from rendezvous.liveness import Listener
+from rendezvous.records import JobRecord, Member
+from rendezvous.stores import StoreUnavailable
+from rendezvous.stores.tcpstore import AddressTaken, TcpStore, serve
+
+__all__ = ["AgentHandler", "build_handler"]
+
+DEFAULT_PORT = 29500
+"""torchrun's own default port."""
+
+TORCHRUN_TIMEOUT = "timeout"
+"""Key that torch's ``LaunchConfig`` adds to every ``--rdzv-conf``; how long a rendezvous may take."""
+
+SAME_JOB_PATIENCE = 2.0
+"""Seconds the program that holds the endpoint's port gets to show that it is this job's store."""
+
+
+class AgentHandler(EzpzRendezvousHandler):
+    """The rendezvous handler with what else the agent needs.
+
+    Args:
+        settings: from ``--rdzv-conf``.
+        journal: this host's journal.
+        arguments: passed on to ``EzpzRendezvousHandler``.
+    """
+
+    def __init__(self, settings: Settings, journal: Journal, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.settings, self.journal = settings, journal
+
+    def complete(self, max_restarts: int, workers: int) -> None:
+        """Take in what torch tells only the agent: the restart budget and the number of local workers."""
+        self.job = msgspec.structs.replace(self.job, max_restarts=max_restarts)
+        self.member = msgspec.structs.replace(self.member, workers=workers)
+        self.decider = make_decider(Limits(max_restarts=max_restarts, on_blind=OnBlind(self.settings.on_blind)))
+
+
+def build_handler(params: RendezvousParameters) -> AgentHandler:
+    """Make the handler for ``torchrun --rdzv-backend=ezpz``.
+
+    Args:
+        params: what torchrun was told.
+
+    Raises:
+        UsageError: something in it cannot be; nothing has been started.
+    """
+    conf = dict(params.config)
+    timeout = conf.pop(TORCHRUN_TIMEOUT, None)
+    if timeout is not None:
+        conf.setdefault("join_timeout", timeout)
+    settings = parse(conf)
+    host, port = _endpoint(params.endpoint)
+    if not params.run_id or params.run_id == "none":
+        raise UsageError("no --rdzv-id", expected="a name that all agents of this job share and no other job uses")
+    addr = params.local_addr or socket.getfqdn()
+    try:
+        listener = Listener(addr)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {addr}: {error}", hint="give this host's own address by --local-addr"
+        ) from error
+    server = _serve(host, port, params.run_id) if _is_mine(host, params.local_addr) else None
+    journal = Journal(settings.directory(params.run_id), addr, params.run_id)
+    job = JobRecord(
+        run_id=params.run_id,
+        min_hosts=params.min_nodes,
+        max_hosts=params.max_nodes,
+        max_restarts=0,
+        last_call=settings.last_call,
+        settle=settings.settle,
+        join_timeout=settings.join_timeout,
+        lease_ttl=settings.lease_ttl,
+    )
+    member = Member(id=new_id(), host=addr, key=addr.lower(), addr=addr, port=listener.port, pid=os.getpid(), workers=1)
+    return AgentHandler(
+        settings=settings,
+        journal=journal,
+        store=TcpStore(host, server.port if server is not None else port, params.run_id),
+        job=job,
+        member=member,
+        listener=listener,
+        decider=make_decider(Limits(on_blind=OnBlind(settings.on_blind))),
+        ledger=RunLedger(journal),
+        server=server,
+    )
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    hint = "the first host's address and a free port, the same on every host: --rdzv-endpoint=HOST:29500"
+    if not text.strip():
+        raise UsageError("no --rdzv-endpoint", expected="HOST:PORT", hint=hint)
+    if "://" in text:
+        scheme = text.partition("://")[0]
+        raise UsageError(f"--rdzv-endpoint={text}: no store of kind {scheme!r}", expected="HOST:PORT", hint=hint)
+    host, colon, port = text.strip().rpartition(":")
+    if not colon:
+        return port, DEFAULT_PORT
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--rdzv-endpoint={text}", expected="HOST:PORT", hint=hint)
+    return host.strip("[]"), int(port)
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise UsageError(f"cannot resolve {host!r}: {error}", expected="a host name or address") from error
+
+
+def _is_mine(endpoint: str, local_addr: str | None) -> bool:
+    """Whether this agent is the one at the endpoint: by ``--local-addr``, else by the addresses of this machine."""
+    addresses = _addresses(endpoint)
+    if local_addr:
+        return bool(addresses & _addresses(local_addr))
+    return any(_can_bind(address) for address in addresses)
+
+
+def _can_bind(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _serve(host: str, port: int, run_id: str) -> TCPStore | None:
+    """Serve the store; ``None`` if another agent of this job on this machine does so already."""
+    try:
+        return serve(host, port)
+    except AddressTaken as error:
+        store = TcpStore(host, port, run_id)
+        try:
+            if store.wait("job", SAME_JOB_PATIENCE) is not None:
+                return None
+        except StoreUnavailable:
+            pass
+        hint = "choose another port in --rdzv-endpoint, or end what uses this one"
+        raise UsageError(f"port {port} on {host} is taken by another program", hint=hint) from error

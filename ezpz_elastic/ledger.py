@@ -1,0 +1,98 @@
+"""Writes down what this agent's coordinator committed: journal events, retirements, roster, outcome, console lines."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from ezpz_elastic.decide.verdict import Verdict
+from ezpz_elastic.journal import Journal, replace_text
+from rendezvous.records import Action, Case, Decision, Opening, Retirement
+
+__all__ = ["RunLedger", "say"]
+
+
+def say(text: str) -> None:
+    """One line for the person at the console."""
+    print(f"[ezpz] {text}", file=sys.stderr, flush=True)
+
+
+class RunLedger:
+    """The coordinator's side of the run directory.
+
+    Args:
+        journal: this host's journal.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._retired: list[Retirement] = []
+        self._last_roster: set[str] = set()
+
+    def opened(self, opening: Opening) -> None:
+        """A round was opened by this coordinator."""
+        if opening.roster is None:
+            return
+        hosts = [member.host for member in opening.roster.members]
+        replace_text(self._journal.directory / "active.hostfile", "".join(f"{host}\n" for host in hosts))
+        self._journal.write("round_committed", opening.round, roster=hosts, world_size=opening.roster.world_size())
+        for slot, host in enumerate(hosts):
+            if self._last_roster and host not in self._last_roster:
+                self._journal.write("spare_admitted", opening.round, admitted=host, slot=slot)
+                say(f"round {opening.round}: {host} takes slot {slot}")
+        self._last_roster = set(hosts)
+        say(f"round {opening.round}: {opening.roster.world_size()} workers on {', '.join(_few(hosts))}")
+
+    def decided(self, case: Case, decision: Decision) -> None:
+        """A round was ended by this coordinator."""
+        verdict = msgspec.json.decode(decision.verdict, type=Verdict | None)
+        if verdict is not None:
+            self._journal.write("verdict", decision.round, **msgspec.to_builtins(verdict))
+            say(f"round {decision.round}: verdict {verdict.kind.value} ({verdict.cause.value}): {verdict.reason}")
+        self._journal.write(
+            "decision",
+            decision.round,
+            action=decision.action.value,
+            kind=decision.kind,
+            cause=decision.cause,
+            reason=decision.reason,
+            delay=decision.delay,
+            exit_code=decision.exit_code,
+            restarts_left=decision.restarts_left,
+            lost=[lost.member.host for lost in case.lost],
+        )
+        for retirement in decision.retired:
+            self._retire(decision, retirement)
+        say(f"round {decision.round}: decision {decision.action.value}: {decision.reason}")
+        if decision.action is not Action.RESTART:
+            self._outcome(decision)
+
+    def _retire(self, decision: Decision, retirement: Retirement) -> None:
+        self._retired.append(retirement)
+        line = f"{retirement.host}  {retirement.provenance}  attempt={decision.round}"
+        self._journal.append_line("bad_nodes.txt", line)
+        self._journal.write(
+            "host_retired",
+            decision.round,
+            retired=retirement.host,
+            provenance=retirement.provenance,
+            reason=retirement.reason,
+            benched=retirement.benched,
+        )
+
+    def _outcome(self, decision: Decision) -> None:
+        outcome = {
+            "kind": decision.kind,
+            "cause": decision.cause,
+            "rounds": decision.round,
+            "hosts_retired": [retirement.host for retirement in self._retired],
+            "exit_code": decision.exit_code,
+            "line": decision.reason,
+        }
+        replace_text(self._journal.directory / "outcome.json", msgspec.json.encode(outcome).decode() + "\n")
+        self._journal.write("finished", decision.round, **outcome)
+
+
+def _few(hosts: list[str], limit: int = 8) -> list[str]:
+    return hosts if len(hosts) <= limit else [*hosts[:limit], f"and {len(hosts) - limit} more"]

@@ -1,0 +1,62 @@
+"""Turns what one agent has seen in a round into reports, the first one as soon as there is something to say."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import msgspec
+
+from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, WorkerExit
+from ezpz_elastic.journal import Journal
+from ezpz_elastic.observe.exits import ExitWatch
+from rendezvous.links import RoundLink
+from rendezvous.records import Member, Outcome, Report
+
+__all__ = ["Reporter"]
+
+
+class Reporter:
+    """One agent's voice in one round.
+
+    Args:
+        member: who speaks.
+        round_number: about which round.
+        link: the line to the store.
+        journal: this host's journal.
+    """
+
+    def __init__(self, member: Member, round_number: int, link: RoundLink, journal: Journal) -> None:
+        self._member, self._round, self._link, self._journal = member, round_number, link, journal
+        self._sent = 0
+
+    def ended(self, exits: ExitWatch, found: Sequence[Evidence]) -> None:
+        """A worker has ended; tell of a failure at once, and of success when the last one is done."""
+        for item in found:
+            if isinstance(item, WorkerExit):
+                self._journal.write("worker_exited", self._round, **msgspec.to_builtins(item))
+        if found:
+            conclusive = any(isinstance(item, WorkerExit) and item.signal == signal.SIGKILL for item in found)
+            self._send(exits, Outcome.FAILED, found, conclusive)
+        elif exits.finished() and not exits.failed():
+            self._send(exits, Outcome.SUCCEEDED, (), False)
+
+    def interrupted(self, signum: int, exits: ExitWatch) -> None:
+        """This agent itself was told to stop."""
+        self._send(exits, Outcome.INTERRUPTED, [AgentSignalled(self._member.host, signum)], True)
+
+    def _send(self, exits: ExitWatch, outcome: Outcome, found: Sequence[Evidence], conclusive: bool) -> None:
+        step, durable_step = exits.steps()
+        report = Report(
+            round=self._round,
+            member_id=self._member.id,
+            seq=self._sent,
+            outcome=outcome,
+            conclusive=conclusive,
+            step=step,
+            durable_step=durable_step,
+            evidence=msgspec.Raw(msgspec.json.encode(list(found))),
+        )
+        self._sent += 1
+        self._link.report(report)
+        self._journal.write("report", self._round, outcome=outcome.value, conclusive=conclusive, step=step)

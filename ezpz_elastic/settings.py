@@ -1,0 +1,88 @@
+"""What ``--rdzv-conf`` may say. Unknown keys and impossible values are one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ezpz_elastic.errors import UsageError
+
+__all__ = ["Settings", "parse"]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The agent's settings, from ``--rdzv-conf key=value,…``. Times are in seconds.
+
+    Args:
+        store: ``tcp`` (embedded, served by the agent at the endpoint).
+        last_call: how long to wait for more hosts once the minimum is there; torch's default is 30.
+        join_timeout: how long a round may take to form.
+        lease_ttl: how long an agent may be silent before its host is lost.
+        settle: how long to wait for the other hosts' reports after the first one.
+        grace: how long workers get between SIGTERM and SIGKILL; ``None``: torchrun's ``--shutdown-timeout``.
+        startup_timeout: how long the first step may take; 0 is off.
+        hang_timeout: how long a step may take; 0 is off.
+        on_blind: what to do when a host is probably at fault and nothing says which.
+        machine: a machine's name, or ``auto``.
+        run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
+        launcher_log: the launcher's own console log, if it is written to a file.
+        warm: pre-warmed worker processes, ``on`` or ``off``.
+    """
+
+    store: str = "tcp"
+    last_call: float = 30.0
+    join_timeout: float = 900.0
+    lease_ttl: float = 5.0
+    settle: float = 1.0
+    grace: float | None = None
+    startup_timeout: float = 0.0
+    hang_timeout: float = 0.0
+    on_blind: str = "suspect"
+    machine: str = "auto"
+    run_dir: str | None = None
+    launcher_log: str | None = None
+    warm: str = "on"
+    etcd_ca: str | None = None
+    etcd_cert: str | None = None
+    etcd_key: str | None = None
+
+    def directory(self, run_id: str) -> Path:
+        """The run directory."""
+        return Path(self.run_dir) if self.run_dir else Path("ezpz-runs") / run_id
+
+
+_CHOICES = {"store": ("tcp",), "on_blind": ("suspect", "rotate", "never"), "warm": ("on", "off")}
+_POSITIVE = ("join_timeout", "lease_ttl")
+_HINT = "see --rdzv-conf in the documentation"
+
+
+def parse(conf: Mapping[str, object]) -> Settings:
+    """Read ``--rdzv-conf``.
+
+    Args:
+        conf: key to value; values may be text.
+
+    Raises:
+        UsageError: a key is unknown or a value cannot be used.
+    """
+    known = Settings.__struct_fields__
+    for key in conf:
+        if key not in known:
+            raise UsageError(f"unknown --rdzv-conf key {key!r}", expected=f"one of {', '.join(known)}", hint=_HINT)
+    try:
+        settings = msgspec.convert(dict(conf), Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--rdzv-conf: {error}", hint=_HINT) from error
+    for key, choices in _CHOICES.items():
+        if getattr(settings, key) not in choices:
+            raise UsageError(f"--rdzv-conf {key}={getattr(settings, key)}", expected=f"one of {', '.join(choices)}")
+    for key, kind in Settings.__annotations__.items():
+        value = getattr(settings, key)
+        if "float" in str(kind) and value is not None and not (0 <= value < float("inf")):
+            raise UsageError(f"--rdzv-conf {key}={value}", expected="seconds, zero or more")
+    for key in _POSITIVE:
+        if not getattr(settings, key) > 0:
+            raise UsageError(f"--rdzv-conf {key}={getattr(settings, key)}", expected="seconds, more than zero")
+    return settings

@@ -1,0 +1,57 @@
+"""Ctrl-C, SIGTERM and their like, turned into a flag and a wake-up instead of an exception at a random place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+__all__ = ["StopSignals"]
+
+_DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+class StopSignals:
+    """Handles the signals that ``--signals-to-handle`` names, as long as it is entered.
+
+    Args:
+        wake: called when a signal has arrived.
+        flag: set when a signal has arrived; whoever waits for the store looks at it.
+        hurry: called on the second and every further signal: the person is out of patience.
+    """
+
+    def __init__(self, wake: Callable[[], None], flag: threading.Event, hurry: Callable[[], None]) -> None:
+        self._wake, self._flag, self._hurry = wake, flag, hurry
+        self._previous: dict[signal.Signals, object] = {}
+        self.received: int | None = None
+        names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _DEFAULT).split(",")
+        self._signals = [signal.Signals[name.strip()] for name in names if name.strip() in signal.Signals.__members__]
+
+    def install(self) -> None:
+        """Put the handlers in place (again); only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for signum in self._signals:
+            previous = signal.signal(signum, self._on_signal)
+            self._previous.setdefault(signum, previous)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        if self.received is not None:
+            self._hurry()
+            return
+        self.received = signum
+        self._flag.set()
+        self._wake()
+
+    def __enter__(self) -> StopSignals:
+        self.install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
+        for signum, previous in self._previous.items():
+            signal.signal(signum, previous)  # type: ignore[arg-type]  # what signal.signal gave us it takes back
+        self._previous.clear()

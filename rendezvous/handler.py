@@ -1,0 +1,405 @@
+"""torch's ``RendezvousHandler`` on top: one agent's view of the job.
+
+``EzpzRendezvousHandler`` joins the job, keeps the agent's lease, runs its part of the coordination and follows the
+committed records: opening, decision, opening, … An agent that holds a slot gets a ``Seat``; one that does not stands
+by inside ``next_seat`` until it is given one or the job ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+from torch.distributed import Store as TorchStore
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from rendezvous.coordinator import Coordinator, Decider, Ledger, decision_key, opening_key, refusal_key
+from rendezvous.links import Heart, RoundLink
+from rendezvous.liveness import Listener, refused
+from rendezvous.records import (
+    Action,
+    Decision,
+    Gone,
+    JobRecord,
+    Joined,
+    Member,
+    Opening,
+    RecordError,
+    Refusal,
+    Retirement,
+    Roster,
+    decode,
+    decode_message,
+    encode,
+)
+from rendezvous.stores import Store, StoreUnavailable
+from rendezvous.stores.tcpstore import serve
+
+__all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "Seat", "new_id"]
+
+logger = logging.getLogger(__name__)
+
+_Record = TypeVar("_Record")
+
+SLICE = 0.25
+"""Seconds a wait lasts before signals and refusals are looked at again."""
+
+FAREWELL = 5.0
+"""Seconds the agent that serves the store stays for the others to read the last decision."""
+
+
+def new_id() -> str:
+    """An id for a new incarnation of an agent."""
+    return uuid.uuid4().hex
+
+
+class JobMismatch(Exception):
+    """Another job runs under this id with other limits."""
+
+
+class Refused(Exception):
+    """The coordinator does not admit this agent."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A slot held in a round.
+
+    Args:
+        roster: the round's roster.
+        slot: this agent's group rank.
+        store: the round's fresh store, shared by agents and workers.
+        master_addr, master_port: where workers reach that store.
+    """
+
+    roster: Roster
+    slot: int
+    store: TorchStore
+    master_addr: str
+    master_port: int
+
+
+class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not followed by mypy
+    """One agent's part in the job.
+
+    Args:
+        store: makes the agent's first connection; called again for each further one.
+        job: the limits this agent was started with.
+        member: this agent.
+        listener: the agent's liveness port.
+        decider: pure function from case to decision.
+        ledger: told what this agent's coordinator committed.
+        server: the embedded store, if this agent serves it; kept until the others have left.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: JobRecord,
+        member: Member,
+        listener: Listener,
+        decider: Decider,
+        ledger: Ledger,
+        server: TCPStore | None = None,
+    ) -> None:
+        self._store, self.job, self.member, self.listener = store, job, member, listener
+        self.decider, self._ledger, self._server = decider, ledger, server
+        self.decision: Decision | None = None
+        self.round = 1
+        self.interrupted = threading.Event()
+        self._opened = False
+        self._in_roster = False
+        self.took_part = False
+        self._joined = False
+        self._closed = False
+        self._left = False
+        self._heart: Heart | None = None
+        self._coordinator: Coordinator | None = None
+        self._worker_server: TCPStore | None = None
+
+    # -- joining -----------------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Enter the job: agree on its limits, take a lease, be seen.
+
+        Raises:
+            RendezvousTimeoutError: no store answered within ``join_timeout``.
+            JobMismatch: another job uses this run id.
+        """
+        self._connect()
+        self._agree()
+        self._heart = Heart(self._store.connect(), self.member.id, self.job.lease_ttl)
+        self._announce()
+        self._heart.start()
+        self._coordinator = Coordinator(self._store.connect(), self.job, self.member, self.decider, self._ledger)
+        self._coordinator.start()
+        self._joined = True
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + self.job.join_timeout
+        while True:
+            self._check()
+            try:
+                self._store.get("job")
+            except StoreUnavailable as error:
+                if time.monotonic() >= deadline:
+                    raise RendezvousTimeoutError(f"no store within {self.job.join_timeout:g} s: {error}") from error
+                self.interrupted.wait(SLICE)
+            else:
+                return
+
+    def _agree(self) -> None:
+        theirs = decode(self._store.create("job", encode(self.job)), JobRecord, "job")
+        differing = [
+            f"{name} {getattr(theirs, name)} there, {getattr(self.job, name)} here"
+            for name in ("version", "min_hosts", "max_hosts", "max_restarts")
+            if getattr(theirs, name) != getattr(self.job, name)
+        ]
+        if differing:
+            raise JobMismatch(f"run id {self.job.run_id!r} is in use by a job of another size: {', '.join(differing)}")
+        self.job = theirs
+
+    def _announce(self) -> None:
+        self._store.renew(self.member.id, self.job.lease_ttl)
+        self._store.create(f"member/{self.member.id}", encode(self.member))
+        self._store.append(encode(Joined(self.member)))
+
+    def _rejoin(self, reason: str) -> None:
+        """Come back as a new incarnation after having been taken for lost while standing by."""
+        logger.warning("%s was taken for lost (%s); it joins again", self.member.host, reason)
+        self.leave()
+        self.member = msgspec.structs.replace(self.member, id=new_id())
+        self._left = False
+        self.join()
+
+    # -- following the records ---------------------------------------------------------------------------------------
+
+    def next_seat(self) -> Seat:
+        """Wait for a slot in the next round.
+
+        Raises:
+            RendezvousClosedError: the job is over, or this host is no longer part of it (see ``decision``).
+            Refused: the coordinator does not admit this agent.
+            RendezvousConnectionError: the store is gone for good.
+            RendezvousStateError: a committed record is malformed.
+        """
+        if not self._joined:
+            self.join()
+        try:
+            while True:
+                opening = self._next_opening()
+                slot = opening.roster.slot_of(self.member.id) if opening.roster is not None else None
+                self._in_roster = slot is not None
+                if opening.roster is not None:
+                    self._store.scale(len(opening.roster.members))
+                if opening.roster is not None and slot is not None:
+                    seat = self._take(opening.roster, slot)
+                    if seat is not None:
+                        self.took_part = True
+                        return seat
+        except RecordError as error:
+            raise RendezvousStateError(str(error)) from error
+
+    def _next_opening(self) -> Opening:
+        """The next opening that has a roster, passing over everything that ended before it."""
+        while True:
+            if self._opened:
+                self.obey(self._wait(decision_key(self.round), Decision))
+                continue
+            opening = self._wait(opening_key(self.round), Opening)
+            self._opened = True
+            if opening.ended is not None:
+                self.obey(opening.ended)
+                continue
+            return opening
+
+    def obey(self, decision: Decision) -> None:
+        """Take note of the decision that ended the current round.
+
+        Raises:
+            RendezvousClosedError: the job is over, or this host was retired.
+        """
+        self.decision = decision
+        self.round, self._opened = decision.round + 1, False
+        if decision.action is not Action.RESTART:
+            self._closed = True
+            raise RendezvousClosedError(decision.reason)
+        retirement = self.retirement()
+        if retirement is not None and not retirement.benched:
+            if self._server is None:
+                raise RendezvousClosedError(retirement.reason)
+            logger.warning("%s was retired (%s); it stays to serve the store", self.member.host, retirement.reason)
+
+    def retirement(self) -> Retirement | None:
+        """The last decision's word on this host, if it took its slot."""
+        retired = self.decision.retired if self.decision is not None and self._in_roster else ()
+        return next((item for item in retired if item.host == self.member.host), None)
+
+    def _wait(self, key: str, type_: type[_Record]) -> _Record:
+        """Wait for a committed record as long as it takes."""
+        away_since: float | None = None
+        while True:
+            self._check()
+            try:
+                data = self._store.wait(key, SLICE)
+                away_since = None
+                if data is not None:
+                    return decode(data, type_, key)
+                if not self._in_roster:
+                    self._check_refusal()
+            except StoreUnavailable as error:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since >= self.job.join_timeout:
+                    raise RendezvousConnectionError(f"the store did not come back: {error}") from error
+                self.interrupted.wait(SLICE)
+
+    def _check_refusal(self) -> None:
+        key = refusal_key(self.member.id)
+        data = self._store.get(key)
+        if data is None:
+            return
+        refusal = decode(data, Refusal, key)
+        if not refusal.rejoin:
+            raise Refused(refusal.reason)
+        self._rejoin(refusal.reason)
+
+    def _check(self) -> None:
+        if self.interrupted.is_set():
+            raise RendezvousClosedError("interrupted by a signal")
+        if (failure := self.coordination_failure()) is not None:
+            raise RendezvousStateError(f"this host's coordinator failed: {failure}")
+
+    def coordination_failure(self) -> Exception | None:
+        """What ended this agent's part in the coordination, if anything has; it must leave so that others can lead."""
+        return self._coordinator.failure if self._coordinator is not None else None
+
+    # -- the round's own store ---------------------------------------------------------------------------------------
+
+    def _take(self, roster: Roster, slot: int) -> Seat | None:
+        """Meet the others of this round at a store of its own; ``None`` if the round ends before that."""
+        key = f"round/{roster.round}/master"
+        if slot == 0:
+            self._worker_server = serve(self.member.addr, 0)
+            address = f"{self.member.addr} {self._worker_server.port}"
+            self._store.create(key, address.encode())
+        while True:
+            self._check()
+            try:
+                master = self._store.wait(key, SLICE)
+                if master is not None:
+                    break
+                if self._store.get(decision_key(roster.round)) is not None:
+                    return None
+            except StoreUnavailable:
+                self.interrupted.wait(SLICE)
+        addr, port = master.decode().split()
+        timeout = timedelta(seconds=self.job.join_timeout)
+        store = self._worker_server if slot == 0 else None
+        if store is None:
+            store = TCPStore(addr, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+        return Seat(roster, slot, store, addr, int(port))
+
+    # -- what the agent says -----------------------------------------------------------------------------------------
+
+    def watch(self, seat: Seat, wake: Callable[[], None]) -> RoundLink:
+        """Start following the decision of this seat's round from a thread; ``wake`` is called when it is there."""
+        return RoundLink(self._store.connect(), seat.roster.round, wake)
+
+    def leave(self) -> None:
+        """Go: stop the heartbeat and the coordination, and say so."""
+        if not self._joined or self._left:
+            return
+        self._left = True
+        self._joined = False
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        if self._heart is not None:
+            self._heart.stop()
+        try:
+            self._store.append(encode(Gone(self.member.id, "left")))
+        except StoreUnavailable as error:
+            logger.info("could not say goodbye: %s", error)
+        for thread in (self._coordinator, self._heart):
+            if thread is not None and thread.is_alive():
+                thread.join(timeout=SLICE * 4)
+
+    def _wait_for_the_others(self, timeout: float) -> None:
+        """The agent that serves the store leaves last."""
+        deadline = time.monotonic() + timeout
+        store, cursor, there = self._store.connect(), 0, dict[str, Member]()
+        while (left := deadline - time.monotonic()) > 0:
+            messages, cursor = store.read(cursor, min(left, SLICE))
+            for data in messages:
+                message = decode_message(data)
+                if isinstance(message, Joined):
+                    there[message.member.id] = message.member
+                elif isinstance(message, Gone):
+                    there.pop(message.member_id, None)
+            if not messages:
+                for member in refused(list(there.values()), SLICE):
+                    there.pop(member.id, None)
+            there.pop(self.member.id, None)
+            if not there and not messages:
+                return
+
+    # -- torch's contract --------------------------------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """``ezpz``."""
+        return "ezpz"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the round's store, which slot 0's agent serves on a port the OS chose."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """``next_seat`` in torch's terms."""
+        seat = self.next_seat()
+        address = RendezvousStoreInfo(seat.master_addr, seat.master_port)
+        return RendezvousInfo(seat.store, seat.slot, len(seat.roster.members), address)
+
+    def is_closed(self) -> bool:
+        """Whether the job is over, as far as this agent has read."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Leave for good; the others go on without this host."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Always 0: growth waits for the next round, and replacements come by decision, never by being counted."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """``--rdzv-id``."""
+        return self.job.run_id
+
+    def shutdown(self) -> bool:
+        """Leave the job and close everything. The agent that serves the store stays until the others have left."""
+        self.leave()
+        if self._server is not None and not self.interrupted.is_set():
+            try:
+                self._wait_for_the_others(FAREWELL)
+            except StoreUnavailable as error:
+                logger.info("the store went away first: %s", error)
+        self._store.close()
+        self.listener.close()
+        self._server = self._worker_server = None
+        return True

@@ -1,0 +1,101 @@
+"""An agent's standing connections: its heartbeat, and its line to the store while its workers run.
+
+Each has a connection and a thread of its own, so that neither a slow store nor a waiting read holds up the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rendezvous.coordinator import BEATS_PER_LEASE, RETRY, decision_key
+from rendezvous.records import Decision, RecordError, Report, decode, encode
+from rendezvous.stores import Store, StoreUnavailable
+
+__all__ = ["Heart", "RoundLink"]
+
+logger = logging.getLogger(__name__)
+
+LOOK = 5.0
+"""Seconds one wait for the decision lasts before it is begun again."""
+
+
+class Heart(threading.Thread):
+    """Renews the agent's lease on a connection of its own."""
+
+    def __init__(self, store: Store, lease: str, ttl: float) -> None:
+        super().__init__(name="ezpz-heart", daemon=True)
+        self._store, self._lease, self._ttl = store, lease, ttl
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.wait(self._ttl / BEATS_PER_LEASE):
+            try:
+                self._store.renew(self._lease, self._ttl)
+            except StoreUnavailable as error:
+                logger.debug("heartbeat: %s", error)
+
+    def stop(self) -> None:
+        """Stop beating."""
+        self._stopping.set()
+
+
+class RoundLink(threading.Thread):
+    """Sends an agent's reports and waits for the decision of one round, so that the agent itself never waits.
+
+    Args:
+        store: a connection of its own.
+        round_number: the round.
+        wake: called from this thread when ``decision`` or ``failure`` is set.
+    """
+
+    def __init__(self, store: Store, round_number: int, wake: Callable[[], None]) -> None:
+        super().__init__(name="ezpz-round", daemon=True)
+        self._store, self._key, self._wake = store, decision_key(round_number), wake
+        self._outbox: deque[Report] = deque()
+        self._wakeup = threading.Event()
+        self._stopping = threading.Event()
+        self.decision: Decision | None = None
+        self.failure: RecordError | None = None
+        self.away_since: float | None = None
+        self.start()
+
+    def report(self, report: Report) -> None:
+        """Send a report as soon as the store takes it."""
+        self._outbox.append(report)
+        self._wakeup.set()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._wakeup.clear()
+                self._send()
+                data = self._store.wait(self._key, LOOK, self._wakeup)
+                self.away_since = None
+                if data is not None:
+                    self.decision = decode(data, Decision, self._key)
+                    self._wake()
+                    return
+            except StoreUnavailable as error:
+                self.away_since = self.away_since or time.monotonic()
+                logger.debug("round link: %s", error)
+                self._stopping.wait(RETRY)
+            except RecordError as error:
+                self.failure = error
+                self._wake()
+                return
+
+    def _send(self) -> None:
+        while self._outbox:
+            self._store.append(encode(self._outbox[0]))
+            self._outbox.popleft()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._wakeup.set()
+        self._store.close()
+        self.join()

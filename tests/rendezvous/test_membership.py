@@ -1,0 +1,225 @@
+"""One story per rule of the membership: who gets which slot, when a round opens and when it is decided."""
+
+from __future__ import annotations
+
+from support.builders import decision, job, member, report, retire_the_lost
+
+from rendezvous.membership import CheckTwin, Decide, Effect, Event, Membership, Open, Phase, Refuse, Tick
+from rendezvous.records import Action, Gone, Joined, Member, Opening, Outcome
+
+A, B, C, D = (member(f"h{i}") for i in range(4))
+
+
+class Coordination:
+    """Applies events and carries out the effects at once, as a coordinator with a perfect store would."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership = membership
+        self.now = 0.0
+        self.openings: list[Opening] = []
+        self.cases: list[Decide] = []
+        self.refused: dict[str, str] = {}
+        self.twins: list[CheckTwin] = []
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            self._carry_out(self.membership.apply(event, self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Tick())
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Open():
+                    self.openings.append(effect.opening)
+                    self.tell(effect.opening)
+                case Decide():
+                    self.cases.append(effect)
+                    answer = retire_the_lost(effect.case)
+                    self.tell(Opening(answer.round, ended=answer) if effect.before_start else answer)
+                case Refuse():
+                    self.refused[effect.member_id] = effect.reason
+                case CheckTwin():
+                    self.twins.append(effect)
+
+    def rosters(self) -> list[list[str]]:
+        return [[m.host for m in item.roster.members] for item in self.openings if item.roster is not None]
+
+
+def running(*members: Member, **limits: object) -> Coordination:
+    story = Coordination(Membership(job(**limits)))
+    story.tell(*(Joined(item) for item in members))
+    return story
+
+
+def test_a_round_opens_as_soon_as_the_maximum_is_there():
+    story = running(A)
+    assert story.rosters() == []
+    story.tell(Joined(B))
+    assert story.rosters() == [["h0", "h1"]]
+
+
+def test_the_last_call_lets_more_than_the_minimum_in():
+    story = running(A, B, min_hosts=2, max_hosts=4, last_call=30.0)
+    assert story.rosters() == []
+    story.pass_time(29.9)
+    assert story.rosters() == []
+    story.tell(Joined(C))
+    story.pass_time(0.2)
+    assert story.rosters() == [["h0", "h1", "h2"]]
+
+
+def test_slots_are_filled_in_numeric_order_at_first():
+    hosts = [member("n10"), member("n9"), member("n2")]
+    assert running(*hosts, min_hosts=3, max_hosts=3).rosters() == [["n2", "n9", "n10"]]
+
+
+def test_a_hostfile_order_goes_before_the_names():
+    hosts = [member("n1", order=2), member("n2", order=0), member("n3", order=1)]
+    assert running(*hosts, min_hosts=3, max_hosts=3).rosters() == [["n2", "n3", "n1"]]
+
+
+def test_a_lost_host_gives_its_slot_to_the_spare_and_the_others_keep_theirs():
+    story = running(A, B, C, min_hosts=2, max_hosts=2)
+    story.tell(Gone(A.id, "expired"))
+    story.pass_time(1.0)
+    assert story.rosters() == [["h0", "h1"], ["h2", "h1"]]
+    assert [lost.member.host for lost in story.cases[0].case.lost] == ["h0"]
+
+
+def test_holes_are_closed_from_the_top_when_the_spares_are_gone():
+    story = running(A, B, C, D, min_hosts=2, max_hosts=4)
+    story.tell(Gone(B.id, "expired"))
+    story.pass_time(1.0)
+    assert story.rosters()[-1] == ["h0", "h3", "h2"]
+
+
+def test_the_job_grows_at_the_next_round_and_never_in_the_middle_of_one():
+    story = running(A, B, min_hosts=2, max_hosts=3, last_call=0.0)
+    story.tell(Joined(C))
+    assert story.rosters() == [["h0", "h1"]]
+    story.tell(report(A, 1, conclusive=True))
+    assert story.rosters() == [["h0", "h1"], ["h0", "h1", "h2"]]
+
+
+def test_a_conclusive_report_is_decided_at_once():
+    story = running(A, B)
+    story.tell(report(A, 1, conclusive=True))
+    assert len(story.cases) == 1
+
+
+def test_other_reports_wait_for_everybody_or_for_the_settle_window():
+    story = running(A, B)
+    story.tell(report(A, 1))
+    story.pass_time(0.9)
+    assert story.cases == []
+    story.pass_time(0.2)
+    assert len(story.cases) == 1
+
+    story = running(A, B)
+    story.tell(report(A, 1), report(B, 1))
+    assert len(story.cases) == 1
+
+
+def test_success_needs_every_host_and_has_no_deadline():
+    story = running(A, B)
+    story.tell(report(A, 1, Outcome.SUCCEEDED))
+    story.pass_time(3600)
+    assert story.cases == []
+    story.tell(report(B, 1, Outcome.SUCCEEDED))
+    assert story.membership.phase is Phase.FINISHED
+    assert story.membership.decision.action is Action.FINISH
+
+
+def test_a_host_that_had_succeeded_restarts_with_the_others():
+    story = running(A, B)
+    story.tell(report(A, 1, Outcome.SUCCEEDED), report(B, 1))
+    assert story.rosters() == [["h0", "h1"], ["h0", "h1"]]
+
+
+def test_reports_of_another_round_or_of_a_spare_are_not_heard():
+    story = running(A, B, C)
+    story.tell(report(C, 1, conclusive=True), report(A, 2, conclusive=True))
+    assert story.cases == []
+
+
+def test_a_repeated_message_changes_nothing():
+    story = running(A, B)
+    failed = report(A, 1)
+    story.tell(failed, failed, Joined(A), Joined(B))
+    story.pass_time(2.0)
+    assert len(story.cases[0].case.reports) == 1
+    assert story.rosters() == [["h0", "h1"], ["h0", "h1"]]
+
+
+def test_a_host_lost_while_the_next_round_waits_is_decided_before_that_round_starts():
+    membership = Membership(job())
+    for item in (A, B, C):
+        membership.apply(Joined(item), 0.0)
+    story = Coordination(membership)
+    story.tell(Tick())
+    story.membership.apply(report(A, 1, conclusive=True), 0.0)
+    story.tell(decision(1, delay=10.0))
+    story.tell(Gone(B.id, "refused"))
+    story.pass_time(11.0)
+    assert story.cases[-1].before_start
+    assert story.rosters()[-1] == ["h0", "h2"]
+    assert story.openings[-1].round == 3
+
+
+def test_a_round_that_cannot_be_formed_is_given_up_after_the_join_timeout():
+    story = running(A, join_timeout=60.0)
+    story.pass_time(59.0)
+    assert story.cases == []
+    story.pass_time(2.0)
+    assert story.cases[0].case.roster is None
+    assert story.membership.phase is Phase.FINISHED
+
+
+def test_a_retired_host_that_comes_back_is_refused_with_the_reason():
+    story = running(A, B, C)
+    story.tell(Gone(B.id, "expired"))
+    story.pass_time(1.0)
+    back = member("h1", 1)
+    story.tell(Joined(back))
+    assert "retired (lost)" in story.refused[back.id]
+    assert back.id not in story.membership.queue
+
+
+def test_a_second_agent_on_a_host_is_looked_into_and_takes_over_only_when_the_first_is_gone():
+    story = running(A, B, C)
+    twin = member("h2", 1)
+    story.tell(Joined(twin))
+    assert [item.old.id for item in story.twins] == [C.id]
+    assert twin.id not in story.membership.queue
+    story.tell(Gone(C.id, "refused"))
+    assert list(story.membership.queue) == [twin.id]
+
+
+def test_a_benched_host_goes_to_the_back_of_the_queue():
+    story = running(A, B, C, D)
+    answer = decision(1, Action.RESTART, "h1")
+    benched = type(answer.retired[0])("h1", "blind", "picked", benched=True)
+    story.membership.apply(report(A, 1), 0.0)
+    story.tell(
+        type(answer)(**{f: getattr(answer, f) for f in answer.__struct_fields__ if f != "retired"}, retired=(benched,))
+    )
+    assert story.rosters()[-1] == ["h0", "h2"]
+    assert list(story.membership.queue) == [D.id, B.id]
+
+
+def test_a_new_coordinator_comes_to_the_same_membership_from_the_records_alone():
+    story = running(A, B, C)
+    story.tell(Gone(B.id, "expired"))
+    story.pass_time(1.0)
+    successor = Coordination(Membership(job()))
+    successor.membership.apply(story.openings[0], 0.0)
+    successor.membership.apply(story.membership.decision, 0.0)
+    successor.membership.apply(story.openings[1], 0.0)
+    successor.tell(Joined(A), Joined(B), Joined(C), Gone(B.id, "expired"))
+    assert successor.membership.round == story.membership.round == 2
+    assert successor.membership.phase is Phase.RUNNING
+    assert successor.membership.queue == story.membership.queue
+    assert set(successor.membership.retired) == set(story.membership.retired) == {"h1"}
