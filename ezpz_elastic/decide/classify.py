@@ -54,10 +54,14 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
 
 def _effective_exit(case: Gathered, context: Context) -> int | None:
     """The attempt's exit code; a launcher's inner code where the outer one claims success or says nothing (rule 6)."""
-    if context.exit_code not in {0, None}:
-        return context.exit_code
-    inner = [item.code for item in case.findings if item.signature.startswith("launcher.inner-exit")]
-    return inner[-1] if inner and inner[-1] is not None else context.exit_code
+    code = context.exit_code
+    if code in {1, None}:  # torchrun's agent turns a signal it received into exit code 1
+        told = [item.code for item in case.findings if item.signature == "torch.elastic-signalled"]
+        code = {15: 143, 2: 130}.get(told[0] or 0, code) if told else code
+    if code not in {0, None}:
+        return code
+    inner = [item.code for item in case.findings if item.signature == "launcher.inner-exit"]
+    return inner[-1] if inner and inner[-1] is not None else code
 
 
 def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], list[Finding]]:

@@ -10,7 +10,9 @@ from ezpz_elastic.decide.verdict import Cause, VerdictKind
 
 __all__ = ["Reading", "fingerprint", "read_exception"]
 
-_CHECKPOINT = re.compile(r"distributed/checkpoint/|(?<!utils/)checkpoint|ckpt|/torch/serialization\.py|safetensors|save_state", re.I)
+_CHECKPOINT = re.compile(
+    r"distributed/checkpoint/|(?<!utils/)checkpoint|ckpt|/torch/serialization\.py|safetensors|save_state", re.I
+)
 _SHARED = re.compile(r"torch/utils/data/|/multiprocessing/|/dev/shm|reductions\.py", re.I)
 _LOCAL_PATH = re.compile(r"['\"](?:/dev/shm|/tmp|/var/tmp|/local|/run)\b")
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]")

@@ -113,8 +113,9 @@ def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
             place = item.host if item.emitter in _TELLS_PLACE else item.reporter
             if item.rank is not None and place is not None:
                 told.append((item.rank, place))
-            if item.task is not None and (item.host if item.emitter == "slurm" else item.reporter):
-                tasks.append((item.task, item.host if item.emitter == "slurm" else item.reporter or ""))
+            place = item.host if item.emitter == "slurm" else item.reporter
+            if item.task is not None and place is not None:
+                tasks.append((item.task, place))
     return HostTable(context, told, tasks, tasks_are_ranks=tasks_are_ranks)
 
 
@@ -143,7 +144,10 @@ def _printed_before(item: LogMatch, other: Evidence) -> bool:
 def _add_log_match(
     match: LogMatch, index: int, table: HostTable, findings: list[Finding], dropped: list[EvidenceLine]
 ) -> None:
-    host = table.name(match.host)
+    spelled = match.host
+    if spelled is None and match.emitter == "kernel":
+        spelled = match.reporter  # a host's own kernel is about that host
+    host = table.name(spelled)
     finding = _refine(
         match,
         Finding(
@@ -166,8 +170,8 @@ def _add_log_match(
             line=match.line,
         ),
     )
-    if match.host and host is None:
-        dropped.append(evidence_line(finding, f"{match.host} is no host of this attempt"))
+    if spelled and host is None:
+        dropped.append(evidence_line(finding, f"{spelled} is no host of this attempt"))
     elif finding.role is Role.BENIGN:
         dropped.append(evidence_line(finding, "looks alarming, means nothing"))
     else:

@@ -49,9 +49,10 @@ class HostTable:
         """How many hosts the attempt has; 0 when nobody told."""
         return len(self._by_key)
 
-    def inside(self, spelled: str | None) -> bool:
-        """Whether the name can be a host of the attempt: it is one, or nobody told which hosts there are."""
-        return self.name(spelled) is not None
+    @property
+    def ranks(self) -> int:
+        """How many ranks the attempt has; 0 when nobody can tell."""
+        return len(self._context.roster) or self.count * (self._context.ranks_per_host or 0)
 
     def name(self, spelled: str | None) -> str | None:
         """The allocation's spelling of a host; ``None`` for a name outside the attempt or of an unknown shape.

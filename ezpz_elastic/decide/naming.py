@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ezpz_elastic.decide.accuse import judge_accusations
@@ -24,6 +25,7 @@ _KIND = {
     Cause.USER_EXCEPTION: VerdictKind.USER_ERROR,
     Cause.LAUNCH_ERROR: VerdictKind.USER_ERROR,
 }
+_SEQUENCE = re.compile(r"SeqNum=(\d{1,15})")
 _NAMES_SUSPECTS = frozenset({Cause.WORKER_KILLED, Cause.OOM_HOST, Cause.WORKER_EXIT, Cause.DEVICE_FAULT})
 
 
@@ -66,7 +68,7 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
     alike = [item for item in findings if item.primary and item.cause is root.cause and not item.kind]
     naming.support += [item for item in alike if item is not root]
     if root.cause is Cause.HOST_LOST:
-        _name_all(naming, alike, table)
+        _name_lost(naming, alike, table)
     elif root.cause is Cause.DEVICE_FAULT:
         certain = [item for item in alike if item.certainty is Certainty.CERTAIN]
         if certain:
@@ -76,7 +78,7 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
     elif root.cause is Cause.OOM_DEVICE:
         _name_if_one(naming, alike)
     elif root.cause is Cause.HANG:
-        _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT])
+        _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT] or behind(alike, table))
     elif root.cause is Cause.NETWORK:
         _name_accused(naming, findings, table)
     elif root.witness is Witness.PROBE and naming.kind is VerdictKind.BAD_NODE_BLIND:
@@ -102,6 +104,31 @@ def _name_all(naming: Naming, alike: Sequence[Finding], table: HostTable) -> Non
         naming.kind, naming.hosts = VerdictKind.BAD_NODE_KNOWN, hosts
     else:
         naming.kind, naming.why = VerdictKind.BAD_NODE_BLIND, "nothing tells which host"
+
+
+def _name_lost(naming: Naming, alike: Sequence[Finding], table: HostTable) -> None:
+    """Lost hosts; where only doubtful lines say so, one alone is a lost host and several are a launcher's teardown."""
+    settled = [item for item in alike if item.certainty is not Certainty.DOUBTFUL]
+    if settled or len(alike) == 1:
+        _name_all(naming, settled or alike, table)
+        return
+    naming.kind, naming.cause = VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.WORKER_KILLED
+    naming.suspects = _suspects(alike)
+    naming.why = "several ranks alike: a teardown kills so too"
+
+
+def behind(hangs: Sequence[Finding], table: HostTable) -> list[Finding]:
+    """The one rank that is behind all others, if every rank of the attempt told how far it came."""
+    came: dict[int, tuple[int, Finding]] = {}
+    for item in hangs:
+        found = _SEQUENCE.search(item.text)
+        if found is not None and item.rank is not None:
+            came.setdefault(item.rank, (int(found.group(1)), item))
+    if len(came) < 2 or len(came) != table.ranks:
+        return []
+    lowest = min(number for number, _ in came.values())
+    last = [item for number, item in came.values() if number == lowest]
+    return last if len(last) == 1 else []
 
 
 def _name_if_one(naming: Naming, alike: Sequence[Finding]) -> None:

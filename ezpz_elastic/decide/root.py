@@ -49,18 +49,16 @@ def depth(finding: Finding) -> int:
 
 def explains(deep: Finding, other: Finding) -> bool:
     """Whether ``deep`` accounts for ``other`` although ``other`` was told first."""
+    pair = {deep.cause, other.cause}
+    if pair == {Cause.HOST_LOST, Cause.WORKER_EXIT} and Certainty.DOUBTFUL in {_doubt(deep), _doubt(other)}:
+        return deep.cause is Cause.WORKER_EXIT
     if deep.cause not in _VAGUE and _is_vague(other):
         return True
     if deep.cause is Cause.HOST_LOST and deep.witness in {Witness.STORE, Witness.SCHEDULER}:
         return other.cause is not Cause.HOST_LOST
     if deep.cause is Cause.DEVICE_FAULT and deep.certainty is Certainty.CERTAIN:
         return _is_device_symptom(other) or other.cause is Cause.WORKER_KILLED
-    if deep.cause is Cause.OOM_HOST:
-        killed = other.cause is Cause.WORKER_KILLED or (
-            other.cause is Cause.HOST_LOST and other.witness is Witness.LOG and "9" in other.text
-        )
-        return killed and (deep.host is None or other.host is None or deep.host == other.host)
-    return False
+    return deep.cause is Cause.OOM_HOST and _was_killed(other) and _same_place(deep, other)
 
 
 def choose_root(findings: Iterable[Finding]) -> Finding | None:
@@ -101,6 +99,20 @@ def _first(candidates: Sequence[Finding]) -> Finding:
 
 def _is_vague(finding: Finding) -> bool:
     return finding.cause in _VAGUE and not finding.kind
+
+
+def _doubt(finding: Finding) -> Certainty | None:
+    return finding.certainty if finding.cause is Cause.HOST_LOST else None
+
+
+def _was_killed(finding: Finding) -> bool:
+    """Killed by signal 9, whoever says so; a lost lease is no such thing."""
+    told = finding.cause is Cause.HOST_LOST and finding.witness is Witness.LOG and "9" in finding.text
+    return told or finding.cause is Cause.WORKER_KILLED
+
+
+def _same_place(one: Finding, other: Finding) -> bool:
+    return one.host is None or other.host is None or one.host == other.host
 
 
 def _is_device_symptom(finding: Finding) -> bool:

@@ -55,7 +55,7 @@ class Machine(msgspec.Struct, frozen=True):
         return any(domain in text for domain in self.domains)
 
     def read_hostfile(self, text: str) -> tuple[str, ...]:
-        """Hosts of a hostfile in order, each once: ``host``, ``host slots=4``, ``host:4``, one a line, ``#`` comments."""
+        """Hosts of a hostfile in order, each once: ``host``, ``host slots=4`` or ``host:4``, and ``#`` comments."""
         hosts: dict[str, None] = {}
         for line in text.splitlines():
             words = line.partition("#")[0].split()

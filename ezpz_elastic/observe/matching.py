@@ -53,7 +53,7 @@ class Matcher:
             signature = self._library.signatures[index]
             if self._seen[signature.id] >= _PER_SIGNATURE or (best is not None and best[0] >= signature.priority):
                 continue
-            match = signature.regex.search(line.text) or signature.regex.search(prefix.rest)
+            match = _find(signature, line.text, prefix)
             if match is not None and self._in_context(signature, line, prefix):
                 best = (signature.priority, signature, match)
         if best is not None:
@@ -133,6 +133,21 @@ class Matcher:
             rank=match.rank if match.rank is not None else rank,
             host=host or place,
         )
+
+
+def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:
+    """Where the signature's text stands in a line, unless the line only quotes it."""
+    ahead = len(text) - len(prefix.rest)
+    found = signature.regex.search(text)
+    place = -1 if found is None else found.start()
+    if found is None or (signature.entry.anchored and place > ahead):
+        found = signature.regex.search(prefix.rest)
+        place = -1 if found is None else ahead + found.start()
+    if found is None or (signature.entry.anchored and place > ahead):
+        return None
+    before = text[ahead:place]
+    quoted = before.count('"') % 2 == 1 or before.count("`") % 2 == 1 or before[-1:] in {"'", '"'}
+    return None if quoted else found
 
 
 def _with_host(match: LogMatch, host: str | None, *, alone: bool) -> LogMatch:

@@ -25,6 +25,11 @@ FRAME = -1
 _SCRATCH = threading.Lock()
 """Hyperscan's scratch memory belongs to the database, which all scanners share."""
 _FRAME_WORDS = '", line '
+_SPLIT_WORD = r"[A-Za-z](?:\x1b\[[0-9;:?]*[A-Za-z]|\x00)+[A-Za-z]|\x1b\]"
+"""An escape sequence or a NUL inside a word, or a hyperlink: such a line is looked at again without them."""
+_SPLIT = -2
+_FIRST = 2
+"""How many expressions stand before the first signature's."""
 _BEFORE = 8192
 _AFTER = 4096
 
@@ -55,6 +60,7 @@ class Scanner:
 
     def __init__(self, library: Library, on_line: Callable[[HitLine], None]) -> None:
         self._on_line = on_line
+        self._library = library
         self._steps = StepTracker()
         self._hits: list[tuple[int, int]] = []
         self._tail = b""
@@ -98,9 +104,21 @@ class Scanner:
             with _SCRATCH:
                 self._stream.__exit__(None, None, None)
 
+    def _again(self, text: str) -> list[int]:
+        """What the clean line holds, where its words were split in the raw one."""
+        found: list[int] = []
+
+        def hit(number: int, start: int, end: int, flags: int, context: object) -> None:
+            del start, end, flags, context
+            found.append(number - _FIRST)
+
+        with _SCRATCH:
+            _database(self._library, streaming=False).scan(text.encode(), match_event_handler=hit)
+        return found
+
     def _hit(self, number: int, start: int, end: int, flags: int, context: object) -> None:
         del start, flags, context
-        self._hits.append((end, number - 1))
+        self._hits.append((end, number - _FIRST))
 
     def _skip(self, chunk: bytes) -> None:
         """Nothing was hit: count lines, keep the tail."""
@@ -129,7 +147,9 @@ class Scanner:
             position = left
             step = self._steps.before(data, left)
             text = clean(data[left:right])
-            self._on_line(HitLine(number, text, tuple(dict.fromkeys(ids)), step))
+            if _SPLIT in ids:
+                ids = [*ids, *self._again(text)]
+            self._on_line(HitLine(number, text, tuple(dict.fromkeys(i for i in ids if i != _SPLIT)), step))
         waiting = hits[taken:]
         keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
         keep = len(data) if final else max(keep, len(data) - _BEFORE - _AFTER)
@@ -148,15 +168,15 @@ def _line_bounds(data: bytes, at: int) -> tuple[int, int | None]:
     return max(left, floor), min(ends) if ends else None
 
 
-@lru_cache(maxsize=4)
-def _compiled(expressions: tuple[str, ...]) -> hyperscan.Database:
+@lru_cache(maxsize=8)
+def _compiled(expressions: tuple[str, ...], *, streaming: bool) -> hyperscan.Database:
     plain = [expression.removeprefix("(?i)").encode() for expression in expressions]
     flags = [hyperscan.HS_FLAG_CASELESS if expression.startswith("(?i)") else 0 for expression in expressions]
-    database = hyperscan.Database(mode=hyperscan.HS_MODE_STREAM)
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_STREAM if streaming else hyperscan.HS_MODE_BLOCK)
     database.compile(expressions=plain, ids=list(range(len(plain))), elements=len(plain), flags=flags)
     return database
 
 
-def _database(library: Library) -> hyperscan.Database:
-    words: Sequence[str] = [_FRAME_WORDS, *(signature.trigger for signature in library.signatures)]
-    return _compiled(tuple(words))
+def _database(library: Library, *, streaming: bool = True) -> hyperscan.Database:
+    words: Sequence[str] = [_SPLIT_WORD, _FRAME_WORDS, *(signature.trigger for signature in library.signatures)]
+    return _compiled(tuple(words), streaming=streaming)

@@ -26,6 +26,7 @@ PLACEHOLDERS = {
     "{rank}": r"(?P<rank>\d{1,7})",
     "{task}": r"(?P<task>\d{1,7})",
     "{code}": r"(?P<code>-?\d{1,5})",
+    "{slurm}": r"(?:(?:srun|slurmstepd|slurmctld|slurmd|salloc|sbatch)(?:-\S{1,40})?: {1,4})?(?:error: |fatal: )?",
     "{path}": r"(?P<path>/[^\s'\"]{1,400})",
 }
 """What a pattern may write instead of a capture group, so that every emitter spells hosts and ranks alike."""
@@ -70,6 +71,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         within: how many lines before at most that frame may stand.
         inherit: where to take host and rank from, if the line names none.
         code: the code the line stands for, where its text spells it in words (``Killed`` is 9).
+        anchored: whether the text must begin the line, after timestamps and rank or host labels: what a launcher
+            says itself, as against a log that mentions it. A file may say so for all its entries.
     """
 
     id: str
@@ -87,6 +90,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     within: int = 200
     inherit: Inherit | None = None
     code: int | None = None
+    anchored: bool = False
 
 
 class ContextEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +104,7 @@ class ContextEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     emitter: str
     about: str = ""
+    anchored: bool = False
     signature: tuple[Entry, ...] = ()
     context: tuple[ContextEntry, ...] = ()
 
@@ -134,7 +139,10 @@ def read_file(path: Path) -> tuple[str, str, tuple[Entry, ...], tuple[ContextEnt
         file = msgspec.convert(raw, _File)
     except msgspec.ValidationError as error:
         raise SignatureError(path, "", str(error)) from error
-    return file.emitter, file.about, file.signature, file.context
+    entries = file.signature
+    if file.anchored:
+        entries = tuple(msgspec.structs.replace(entry, anchored=True) for entry in entries)
+    return file.emitter, file.about, entries, file.context
 
 
 def expand(pattern: str) -> str:

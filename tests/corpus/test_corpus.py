@@ -12,7 +12,7 @@ from ezpz_elastic.attempt import classify_log
 from ezpz_elastic.decide.verdict import Verdict
 
 sys.path.insert(0, str(Path(__file__).parent))
-from case import Case, read_cases  # noqa: E402 (the corpus is no package)
+from case import Case, read_cases
 
 CASES = [case for path in sorted(Path(__file__).parent.glob("*.txt")) for case in read_cases(path)]
 

@@ -1,0 +1,93 @@
+"""The command line. A command is one file here that defines ``run``; its name is the file's (``_`` reads ``-``).
+
+Nothing is imported for a command that was not asked for: ``ezpz-elastic scrape`` must not pay for torch. So a command
+file is imported when its command is called, and for ``--help`` the first line of its docstring is read without
+importing it. A file that offers several sub-commands defines ``app`` (a ``typer.Typer``) instead of ``run``; one that
+passes unknown arguments on defines ``CONTEXT`` (click's context settings) beside it. ``run`` returns the exit code.
+Files whose names begin with ``_`` are shared parts and no commands.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from ezpz_elastic.errors import UsageError
+
+__all__ = ["commands", "main"]
+
+
+def commands() -> dict[str, str]:
+    """All commands: name -> first line of the file's docstring."""
+    files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
+    return {file.stem.replace("_", "-"): _summary(file) for file in files}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its code: 2 for wrong usage, told in one line.
+
+    Args:
+        arguments: without the program's name; ``sys.argv`` by default.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    ours = words[: words.index("--")] if "--" in words else words
+    verbose = "--verbose" in ours
+    try:
+        code = _run([word for word in ours if word != "--verbose"] + words[len(ours) :])
+    except UsageError as error:
+        if verbose:
+            raise
+        print(f"ezpz-elastic: {error.line()}", file=sys.stderr)
+        code = 2
+    raise SystemExit(code)
+
+
+def _run(words: list[str]) -> int:
+    known = commands()
+    if not words or words[0] in {"-h", "--help", "help"}:
+        width = max(map(len, known), default=0)
+        print("usage: ezpz-elastic COMMAND …\n")
+        print("\n".join(f"  {name:<{width}}  {summary}" for name, summary in known.items()))
+        print("\nezpz-elastic COMMAND --help tells more. --verbose shows tracebacks.")
+        return 0
+    if words[0] in {"-V", "--version"}:
+        from ezpz_elastic import __version__
+
+        print(__version__)
+        return 0
+    if words[0] not in known:
+        raise UsageError(f"no command {words[0]!r}", expected=f"one of {', '.join(known)}")
+    module = import_module(f"ezpz_elastic.cli.{words[0].replace('-', '_')}")
+    return _call(module, words)
+
+
+def _call(module: object, words: list[str]) -> int:
+    import typer
+
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command(context_settings=getattr(module, "CONTEXT", None))(module.__dict__["run"])
+    command = typer.main.get_command(app)
+    # typer carries a click of its own in some releases, so its exceptions are found through typer's
+    wrong_usage = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+    try:
+        code = command.main(args=words[1:], prog_name=f"ezpz-elastic {words[0]}", standalone_mode=False)
+    except typer.Exit as done:
+        return int(done.exit_code)
+    except typer.Abort:
+        return 130
+    except wrong_usage as error:
+        told = error.format_message() if hasattr(error, "format_message") else str(error)
+        raise UsageError(told, hint=f"ezpz-elastic {words[0]} --help") from error
+    return code if isinstance(code, int) else 0
+
+
+def _summary(file: Path) -> str:
+    try:
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    except SyntaxError:
+        return "(this command's file is broken)"
+    return text.partition("\n")[0]
