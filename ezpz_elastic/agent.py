@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.api import (
@@ -65,6 +66,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         spec: the worker group; its handler is an ``AgentHandler``.
         arguments: passed on to ``LocalElasticAgent`` (``logs_specs``, ``start_method``, ``shutdown_timeout`` …).
     """
+
+    _pcontext: Any  # torch's; None while no workers run
 
     def __init__(self, spec: Any, **arguments: Any) -> None:
         handler = spec.rdzv_handler
@@ -150,7 +153,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             Worker(local_rank, base + local_rank, base + local_rank, world, world)
             for local_rank in range(spec.local_world_size)
         ]
-        group.store, group.group_rank, group.group_world_size = seat.store, seat.slot, len(roster.members)
+        group.group_rank, group.group_world_size = seat.slot, len(roster.members)
+        group.store = HashStore()  # torch asks for one; ranks come from the roster
         group.master_addr, group.master_port = seat.master_addr, seat.master_port
         # torch counts restarts down from the budget; the round number is that count for the whole job.
         self._remaining_restarts = spec.max_restarts - (roster.round - 1)
@@ -201,7 +205,9 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
                     elif key.fd == self._wake_read:
                         os.read(self._wake_read, 4096)
                     elif leave_at is None:
-                        reporter.ended(exits, exits.collect(key.data, selector))
+                        found = exits.collect(key.data, selector)
+                        self._console.copy()  # the worker's own last words come before ours
+                        reporter.ended(exits, found)
                     else:
                         selector.unregister(key.fileobj)  # our own stop is never evidence
                 events.relay()

@@ -7,7 +7,6 @@ import socket
 from typing import Any
 
 import msgspec
-from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ezpz_elastic.decide.decider import make_decider
@@ -19,8 +18,7 @@ from ezpz_elastic.settings import Settings, parse
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import JobRecord, Member
-from rendezvous.stores import StoreUnavailable
-from rendezvous.stores.tcpstore import AddressTaken, TcpStore, serve
+from rendezvous.stores.tcpstore import AddressTaken, ForeignEndpoint, StoreServer, TcpStore, greet
 
 __all__ = ["AgentHandler", "build_handler"]
 
@@ -29,9 +27,6 @@ DEFAULT_PORT = 29500
 
 TORCHRUN_TIMEOUT = "timeout"
 """Key that torch's ``LaunchConfig`` adds to every ``--rdzv-conf``; how long a rendezvous may take."""
-
-SAME_JOB_PATIENCE = 2.0
-"""Seconds the program that holds the endpoint's port gets to show that it is this job's store."""
 
 
 class AgentHandler(EzpzRendezvousHandler):
@@ -144,16 +139,14 @@ def _can_bind(address: str) -> bool:
     return True
 
 
-def _serve(host: str, port: int, run_id: str) -> TCPStore | None:
+def _serve(host: str, port: int, run_id: str) -> StoreServer | None:
     """Serve the store; ``None`` if another agent of this job on this machine does so already."""
     try:
-        return serve(host, port)
+        return StoreServer(host, port, run_id)
     except AddressTaken as error:
-        store = TcpStore(host, port, run_id)
         try:
-            if store.wait("job", SAME_JOB_PATIENCE) is not None:
-                return None
-        except StoreUnavailable:
-            pass
-        hint = "choose another port in --rdzv-endpoint, or end what uses this one"
-        raise UsageError(f"port {port} on {host} is taken by another program", hint=hint) from error
+            greet(host, port)
+        except (ForeignEndpoint, OSError):
+            hint = "choose another port in --rdzv-endpoint, or end what uses this one"
+            raise UsageError(f"port {port} on {host} is taken by another program", hint=hint) from error
+        return None

@@ -49,6 +49,11 @@ class Console:
         with self._lock:
             self._sources.append(_Source(path, sink, prefix.encode()))
 
+    def copy(self) -> None:
+        """Copy everything written so far, now."""
+        with self._lock:
+            self._copy()
+
     def drain(self) -> None:
         """Copy everything written so far, unfinished last lines included, and forget the files."""
         with self._lock:
@@ -66,8 +71,7 @@ class Console:
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
-            with self._lock:
-                self._copy()
+            self.copy()
 
     def _copy(self) -> None:
         for source in self._sources:

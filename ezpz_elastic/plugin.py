@@ -6,7 +6,8 @@ nothing until somebody asks for ``--rdzv-backend=ezpz``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,8 +19,35 @@ __all__ = ["create_handler", "get_handler", "seam"]
 
 
 def get_handler() -> Callable[[RendezvousParameters], AgentHandler]:
-    """What torch calls to learn how to make the handler."""
+    """What torch calls to learn how to make the handler.
+
+    Raises:
+        SystemExit: this torchrun was told to use us with ``--nnodes`` that cannot be; torch itself would answer
+            with a traceback, and asks no plugin before that.
+    """
+    wrong = impossible_nnodes(sys.argv)
+    if wrong:
+        print(f"[ezpz] {wrong}", file=sys.stderr)
+        raise SystemExit(2)
     return create_handler
+
+
+def impossible_nnodes(arguments: Sequence[str]) -> str:
+    """What is wrong with ``--nnodes`` on a command line that asks for this backend; empty if nothing is.
+
+    Args:
+        arguments: ``sys.argv``; the script's own arguments may follow torchrun's.
+    """
+    options = dict[str, str]()
+    for name, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, equals, value = name.partition("=")
+        options.setdefault(option.replace("_", "-"), value if equals else following)
+    if options.get("--rdzv-backend") != "ezpz" or "--nnodes" not in options:
+        return ""
+    least, _, most = options["--nnodes"].partition(":")
+    if least.isdigit() and (not most or most.isdigit()) and 0 < int(least) <= int(most or least):
+        return ""
+    return f"--nnodes={options['--nnodes']}; expected N or MIN:MAX with 1 <= MIN <= MAX"
 
 
 def create_handler(params: RendezvousParameters) -> AgentHandler:

@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
-from torch.distributed import Store as TorchStore
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import (
@@ -49,7 +48,7 @@ from rendezvous.records import (
     encode,
 )
 from rendezvous.stores import Store, StoreUnavailable
-from rendezvous.stores.tcpstore import serve
+from rendezvous.stores.tcpstore import ForeignEndpoint, StoreServer, serve_c10d
 
 __all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "Seat", "new_id"]
 
@@ -84,13 +83,11 @@ class Seat:
     Args:
         roster: the round's roster.
         slot: this agent's group rank.
-        store: the round's fresh store, shared by agents and workers.
-        master_addr, master_port: where workers reach that store.
+        master_addr, master_port: where workers reach the round's own fresh store, which slot 0's agent serves.
     """
 
     roster: Roster
     slot: int
-    store: TorchStore
     master_addr: str
     master_port: int
 
@@ -116,7 +113,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         listener: Listener,
         decider: Decider,
         ledger: Ledger,
-        server: TCPStore | None = None,
+        server: StoreServer | None = None,
     ) -> None:
         self._store, self.job, self.member, self.listener = store, job, member, listener
         self.decider, self._ledger, self._server = decider, ledger, server
@@ -157,6 +154,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             self._check()
             try:
                 self._store.get("job")
+            except ForeignEndpoint as error:
+                raise JobMismatch(str(error)) from error
             except StoreUnavailable as error:
                 if time.monotonic() >= deadline:
                     raise RendezvousTimeoutError(f"no store within {self.job.join_timeout:g} s: {error}") from error
@@ -295,7 +294,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         """Meet the others of this round at a store of its own; ``None`` if the round ends before that."""
         key = f"round/{roster.round}/master"
         if slot == 0:
-            self._worker_server = serve(self.member.addr, 0)
+            self._worker_server = serve_c10d(self.member.addr)
             address = f"{self.member.addr} {self._worker_server.port}"
             self._store.create(key, address.encode())
         while True:
@@ -309,11 +308,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             except StoreUnavailable:
                 self.interrupted.wait(SLICE)
         addr, port = master.decode().split()
-        timeout = timedelta(seconds=self.job.join_timeout)
-        store = self._worker_server if slot == 0 else None
-        if store is None:
-            store = TCPStore(addr, int(port), is_master=False, wait_for_workers=False, timeout=timeout)
-        return Seat(roster, slot, store, addr, int(port))
+        return Seat(roster, slot, addr, int(port))
 
     # -- what the agent says -----------------------------------------------------------------------------------------
 
@@ -372,8 +367,10 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
     def next_rendezvous(self) -> RendezvousInfo:
         """``next_seat`` in torch's terms."""
         seat = self.next_seat()
+        timeout = timedelta(seconds=self.job.join_timeout)
+        store = TCPStore(seat.master_addr, seat.master_port, is_master=False, wait_for_workers=False, timeout=timeout)
         address = RendezvousStoreInfo(seat.master_addr, seat.master_port)
-        return RendezvousInfo(seat.store, seat.slot, len(seat.roster.members), address)
+        return RendezvousInfo(store, seat.slot, len(seat.roster.members), address)
 
     def is_closed(self) -> bool:
         """Whether the job is over, as far as this agent has read."""
@@ -401,5 +398,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                 logger.info("the store went away first: %s", error)
         self._store.close()
         self.listener.close()
+        if self._server is not None:
+            self._server.close()
         self._server = self._worker_server = None
         return True

@@ -16,11 +16,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from torch.distributed import DistError, TCPStore
 
 from rendezvous.stores import StoreUnavailable
 
-__all__ = ["AddressTaken", "TcpStore", "serve"]
+__all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet", "serve_c10d"]
 
 OP_TIMEOUT = 5.0
 """Seconds one operation may take before the store counts as unavailable."""
@@ -37,6 +38,10 @@ LOOKS = 10_000
 HOLE_PATIENCE = 1.0
 """Seconds to wait for a message whose number was taken but which was not written: its writer died in between."""
 
+SERVICE = "ezpz-elastic store 1"
+"""What the endpoint says it is."""
+
+_LONGEST_GREETING = 4096
 _VOID = b"void"
 _T = TypeVar("_T")
 
@@ -45,8 +50,20 @@ class AddressTaken(OSError):
     """Another program listens at the endpoint."""
 
 
-def serve(host: str, port: int) -> TCPStore:
-    """Serve a store at ``host:port`` for as long as the returned object lives.
+class ForeignEndpoint(StoreUnavailable):
+    """What answers at the endpoint is not this run's store; trying again will not help."""
+
+
+class Greeting(msgspec.Struct, frozen=True):
+    """What the endpoint says to everyone who connects, before closing: whose store this is and where it listens."""
+
+    run_id: str
+    port: int
+    service: str = SERVICE
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen at ``host:port``; port 0 lets the system choose.
 
     A loopback address is bound exactly, so that several "hosts" of one machine do not see each other's ports; any
     other name is served on all interfaces, because a machine may know its own name by a loopback address.
@@ -67,15 +84,86 @@ def serve(host: str, port: int) -> TCPStore:
         if error.errno == errno.EADDRINUSE:
             raise AddressTaken(error.errno, f"{host}:{port} is in use") from error
         raise
-    bound_port = listener.getsockname()[1]
+    return listener
+
+
+def serve_c10d(host: str) -> TCPStore:
+    """Serve a fresh c10d store on a port that the system chooses, for as long as the returned object lives."""
+    listener = listen(host, 0)
     return TCPStore(
         host,
-        bound_port,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=OP_TIMEOUT),
         master_listen_fd=listener.detach(),
     )
+
+
+class StoreServer:
+    """The run's store, served by the agent at the endpoint.
+
+    The endpoint itself only greets: torch's C++ client waits for ever on a port where another program listens, so
+    nobody lets it connect before the endpoint has said that the store is there.
+
+    Args:
+        host, port: the endpoint.
+        run_id: the run it serves.
+
+    Raises:
+        AddressTaken: something listens at the endpoint already.
+        OSError: the address is not one of this machine.
+    """
+
+    def __init__(self, host: str, port: int, run_id: str) -> None:
+        self._door = listen(host, port)
+        self._store = serve_c10d(host)
+        self.port: int = self._door.getsockname()[1]
+        self._greeting = msgspec.json.encode(Greeting(run_id, self._store.port))
+        threading.Thread(target=self._greet, name="ezpz-endpoint", daemon=True).start()
+
+    def _greet(self) -> None:
+        while True:
+            try:
+                connection, _ = self._door.accept()
+            except OSError:
+                return  # closed
+            with connection, contextlib.suppress(OSError):  # whoever asked has gone already
+                connection.sendall(self._greeting)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+        del self._store
+
+
+def greet(host: str, port: int) -> Greeting:
+    """Ask an endpoint what it serves.
+
+    Raises:
+        ForeignEndpoint: something else answers there.
+        OSError: nothing listens there, or it cannot be reached.
+    """
+    heard = b""
+    deadline = time.monotonic() + CONNECT_TIMEOUT
+    with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT) as connection:
+        try:
+            while (left := deadline - time.monotonic()) > 0 and len(heard) < _LONGEST_GREETING:
+                connection.settimeout(left)
+                data = connection.recv(_LONGEST_GREETING)
+                if not data:
+                    break
+                heard += data
+        except TimeoutError:
+            heard = b""
+    try:
+        greeting = msgspec.json.decode(heard, type=Greeting)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ForeignEndpoint(f"{host}:{port} is taken by another program") from None
+    if greeting.service != SERVICE:
+        raise ForeignEndpoint(f"{host}:{port} is taken by another program")
+    return greeting
 
 
 class TcpStore:
@@ -218,8 +306,8 @@ class TcpStore:
             raise StoreUnavailable(f"store at {self._host}:{self._port}: {error}") from error
 
     def _open(self) -> TCPStore:
-        # A plain socket first: a refused connection is an answer, and the C++ client would log and retry for long.
-        with contextlib.closing(socket.create_connection((self._host, self._port), timeout=CONNECT_TIMEOUT)):
-            pass
+        greeting = greet(self._host, self._port)
+        if greeting.run_id != self._run_id:
+            raise ForeignEndpoint(f"{self._host}:{self._port} serves the run {greeting.run_id!r}, not {self._run_id!r}")
         timeout = timedelta(seconds=OP_TIMEOUT)
-        return TCPStore(self._host, self._port, is_master=False, wait_for_workers=False, timeout=timeout)
+        return TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=timeout)
