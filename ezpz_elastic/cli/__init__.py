@@ -72,7 +72,9 @@ def _call(module: object, words: list[str]) -> int:
         app.command(context_settings=getattr(module, "CONTEXT", None))(module.__dict__["run"])
     command = typer.main.get_command(app)
     # typer carries a click of its own in some releases, so its exceptions are found through typer's
-    wrong_usage = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+    wrong_usage: type[Exception] = next(
+        base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+    )
     try:
         code = command.main(args=words[1:], prog_name=f"ezpz-elastic {words[0]}", standalone_mode=False)
     except typer.Exit as done:

@@ -24,6 +24,21 @@ __all__ = ["Context", "classify"]
 _EVIDENCE_LIMIT = 20
 _SET_ASIDE_LIMIT = 40
 _SURVIVED_STEPS = 2
+"""Other ranks may print one more step after a fatal error, not several: without the failed rank they wait."""
+_CAN_BE_HANDLED = frozenset(
+    {
+        Cause.STORAGE,
+        Cause.QUOTA,
+        Cause.SHM_FULL,
+        Cause.CHECKPOINT_CORRUPT,
+        Cause.USER_EXCEPTION,
+        Cause.PORT_IN_USE,
+        Cause.OOM_DEVICE,
+        Cause.WORKER_EXIT,
+        Cause.HANG,
+    }
+)
+"""What a program can catch and go on from. A lost host or a dead device is not survived: later lines were buffered."""
 
 
 def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verdict:  # noqa: B008 (frozen)
@@ -43,7 +58,7 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
         return _settled(stop, case, context)
     primaries, survived = _split_survived(case, context)
     root = choose_root(primaries)
-    if root is None and exit_code not in {0, 124, 130, 143, -15}:
+    if root is None and exit_code not in {0, 124, 130} and not is_walltime_kill(case, exit_code):
         root = choose_root(survived)
     if root is None and exit_code != 0:
         root = _weak_root(case, exit_code)
@@ -70,8 +85,13 @@ def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], li
     last = context.last_step
     if last is None or context.live:
         return primaries, []
-    survived = [item for item in primaries if item.step is not None and last - item.step >= _SURVIVED_STEPS]
-    return [item for item in primaries if item not in survived], survived
+    survived = [
+        item
+        for item in primaries
+        if item.cause in _CAN_BE_HANDLED and item.step is not None and last - item.step >= _SURVIVED_STEPS
+    ]
+    handled = {id(item) for item in survived}
+    return [item for item in primaries if id(item) not in handled], survived
 
 
 def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import hyperscan
 import msgspec
@@ -17,7 +20,7 @@ from ezpz_elastic.observe.steps import StepTracker
 from ezpz_elastic.observe.text import clean
 from ezpz_elastic.signatures import Library
 
-__all__ = ["FRAME", "HitLine", "Scanner"]
+__all__ = ["FRAME", "HitLine", "Scanner", "warm_up"]
 
 FRAME = -1
 """Id under which stack-frame lines are reported, beside the indexes of the library's signatures."""
@@ -28,8 +31,8 @@ _FRAME_WORDS = '", line '
 _SPLIT_WORD = r"[A-Za-z](?:\x1b\[[0-9;:?]*[A-Za-z]|\x00)+[A-Za-z]|\x1b\]"
 """An escape sequence or a NUL inside a word, or a hyperlink: such a line is looked at again without them."""
 _SPLIT = -2
-_FIRST = 2
-"""How many expressions stand before the first signature's."""
+_LONG = 64 * 2**20
+_NEWLINE = 10
 _BEFORE = 8192
 _AFTER = 4096
 
@@ -56,6 +59,10 @@ class Scanner:
     Args:
         library: the signatures to look for.
         on_line: called for every line that is hit, in order.
+
+    Attributes:
+        inside_words: whether lines are looked at again in which an escape sequence stands *inside* a word. It costs
+            most of the speed on a log full of escapes, so a caller with gigabytes turns it off for the bulk of them.
     """
 
     def __init__(self, library: Library, on_line: Callable[[HitLine], None]) -> None:
@@ -72,7 +79,8 @@ class Scanner:
         self._stream = self._database.stream(match_event_handler=self._callback)
         self._stream.__enter__()
         self._open = True
-        self.bytes = 0
+        self.inside_words = True
+        self.bytes = self._fed = 0
 
     @property
     def last_step(self) -> int | None:
@@ -83,8 +91,10 @@ class Scanner:
         """Scan the next bytes of the log."""
         if not chunk:
             return
-        self.bytes += len(chunk)
+        self._fed, self.bytes = self.bytes, self.bytes + len(chunk)
         with _SCRATCH:
+            if (self.inside_words and b"\x1b" in chunk) or b"\x00" in chunk:
+                _compiled((_SPLIT_WORD,), streaming=False).scan(chunk, match_event_handler=self._split)
             self._stream.scan(chunk)
         if self._hits or b"\n" not in chunk:
             self._advance(self._tail + chunk, final=False)
@@ -110,27 +120,37 @@ class Scanner:
 
         def hit(number: int, start: int, end: int, flags: int, context: object) -> None:
             del start, end, flags, context
-            found.append(number - _FIRST)
+            found.append(number + FRAME)
 
         with _SCRATCH:
             _database(self._library, streaming=False).scan(text.encode(), match_event_handler=hit)
         return found
 
+    def _split(self, number: int, start: int, end: int, flags: int, context: object) -> None:
+        del number, start, flags, context
+        self._hits.append((self._fed + end, _SPLIT))
+
     def _hit(self, number: int, start: int, end: int, flags: int, context: object) -> None:
         del start, flags, context
-        self._hits.append((end, number - _FIRST))
+        self._hits.append((end, number + FRAME))
 
     def _skip(self, chunk: bytes) -> None:
         """Nothing was hit: count lines, keep the tail."""
         cut = chunk.rfind(b"\n") + 1
         self._steps.see(chunk, cut)
-        self._number += self._tail.count(b"\n") + chunk.count(b"\n", 0, cut)
+        self._number += self._tail.count(b"\n") + self._count(chunk, cut)
         self._base += len(self._tail) + cut
         self._tail = chunk[cut:]
 
+    def _count(self, chunk: bytes, end: int) -> int:
+        """Newlines before ``end``; with numpy where a log is long and numpy is there, four times as fast."""
+        if self.bytes > _LONG and (numpy := _numpy()) is not None:
+            return int(numpy.count_nonzero(numpy.frombuffer(chunk, numpy.uint8, end) == _NEWLINE))
+        return chunk.count(b"\n", 0, end)
+
     def _advance(self, data: bytes, *, final: bool) -> None:
         position, number = 0, self._number
-        hits = self._hits
+        hits = sorted(self._hits)
         taken = 0
         while taken < len(hits):
             local = hits[taken][0] - self._base
@@ -168,6 +188,12 @@ def _line_bounds(data: bytes, at: int) -> tuple[int, int | None]:
     return max(left, floor), min(ends) if ends else None
 
 
+@lru_cache(maxsize=1)
+def _numpy() -> Any:
+    """The numpy module, or ``None``: torch usually brings it along, and nothing here needs it."""
+    return import_module("numpy") if find_spec("numpy") is not None else None
+
+
 @lru_cache(maxsize=8)
 def _compiled(expressions: tuple[str, ...], *, streaming: bool) -> hyperscan.Database:
     plain = [expression.removeprefix("(?i)").encode() for expression in expressions]
@@ -178,5 +204,10 @@ def _compiled(expressions: tuple[str, ...], *, streaming: bool) -> hyperscan.Dat
 
 
 def _database(library: Library, *, streaming: bool = True) -> hyperscan.Database:
-    words: Sequence[str] = [_SPLIT_WORD, _FRAME_WORDS, *(signature.trigger for signature in library.signatures)]
+    words: Sequence[str] = [_FRAME_WORDS, *(signature.trigger for signature in library.signatures)]
     return _compiled(tuple(words), streaming=streaming)
+
+
+def warm_up(library: Library) -> None:
+    """Compile what a scan of this library needs, now rather than in the first scan."""
+    _database(library)

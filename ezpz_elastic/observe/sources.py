@@ -14,7 +14,7 @@ from ezpz_elastic.errors import UsageError
 
 __all__ = ["CHUNK_BYTES", "chunks", "open_log"]
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 512 * 1024
 """Small enough to stay in the second-level cache between scanning and counting."""
 
 _EXPECTED = "a log file (plain, .gz or .zst)"

@@ -14,7 +14,7 @@ _STEP = re.compile(
     re.I,
 )
 _NOT_TRAINING = re.compile(rb"resum|restor|loaded|loading|saved|saving|starting", re.I)
-_WINDOW = 4096
+_WINDOW = 768
 _WORDS = (b"step", b"iter", b"Step", b"Iter")
 
 
@@ -40,7 +40,7 @@ class StepTracker:
         return self.last if found is None else found
 
     def _last_in(self, data: bytes, end: int) -> int | None:
-        """Look at the last few KiB first, then where the word stands last, a few times."""
+        """Look at the last few lines first, then where the word stands last, a few times."""
         found = _last_step(data[max(0, end - _WINDOW) : end])
         top = end - _WINDOW
         for _ in range(4):
