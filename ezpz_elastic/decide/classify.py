@@ -12,6 +12,7 @@ import msgspec
 
 from ezpz_elastic.decide.context import Context
 from ezpz_elastic.decide.evidence import Evidence, Role
+from ezpz_elastic.decide.exits import survived
 from ezpz_elastic.decide.findings import Finding, Witness, evidence_line
 from ezpz_elastic.decide.gather import Gathered, gather
 from ezpz_elastic.decide.naming import name_hosts
@@ -23,22 +24,6 @@ __all__ = ["Context", "classify"]
 
 _EVIDENCE_LIMIT = 20
 _SET_ASIDE_LIMIT = 40
-_SURVIVED_STEPS = 2
-"""Other ranks may print one more step after a fatal error, not several: without the failed rank they wait."""
-_CAN_BE_HANDLED = frozenset(
-    {
-        Cause.STORAGE,
-        Cause.QUOTA,
-        Cause.SHM_FULL,
-        Cause.CHECKPOINT_CORRUPT,
-        Cause.USER_EXCEPTION,
-        Cause.PORT_IN_USE,
-        Cause.OOM_DEVICE,
-        Cause.WORKER_EXIT,
-        Cause.HANG,
-    }
-)
-"""What a program can catch and go on from. A lost host or a dead device is not survived: later lines were buffered."""
 
 
 def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verdict:  # noqa: B008 (frozen)
@@ -56,10 +41,10 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
     stop = from_scheduler(case, exit_code, context)
     if stop is not None:
         return _settled(stop, case, context)
-    primaries, survived = _split_survived(case, context)
+    primaries, outlived = _split_survived(case, context)
     root = choose_root(primaries)
     if root is None and exit_code not in {0, 124, 130} and not is_walltime_kill(case, exit_code):
-        root = choose_root(survived)
+        root = choose_root(outlived)
     if root is None and exit_code != 0:
         root = _weak_root(case, exit_code)
     if root is None:
@@ -82,16 +67,11 @@ def _effective_exit(case: Gathered, context: Context) -> int | None:
 def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], list[Finding]]:
     """Primaries, apart from those that training outlived: an error that steps follow was handled."""
     primaries = [item for item in case.findings if item.primary]
-    last = context.last_step
-    if last is None or context.live:
-        return primaries, []
-    survived = [
-        item
-        for item in primaries
-        if item.cause in _CAN_BE_HANDLED and item.step is not None and last - item.step >= _SURVIVED_STEPS
-    ]
-    handled = {id(item) for item in survived}
-    return [item for item in primaries if id(item) not in handled], survived
+    handled = set() if context.live else survived(case.findings, context.last_step)
+    return (
+        [item for item in primaries if id(item) not in handled],
+        [item for item in primaries if id(item) in handled],
+    )
 
 
 def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
@@ -151,10 +131,12 @@ def _finish(
 ) -> Verdict:
     """Add what is the same for every verdict: what was set aside and why, the last step, notes."""
     used = {id(item) for item in counted}
+    handled = set() if context.live else survived(case.findings, context.last_step)
     aside = [*case.dropped]
     for item in case.findings:
         if id(item) not in used and len(aside) < _SET_ASIDE_LIMIT:
-            aside.append(evidence_line(item, _why_aside(item, root, verdict, context)))
+            why = f"training went on to step {context.last_step} after it" if id(item) in handled else ""
+            aside.append(evidence_line(item, why or _why_aside(item, root, verdict)))
     steps = [item.step for item in case.exits if item.step is not None]
     if context.last_step is not None:
         steps.append(context.last_step)
@@ -172,15 +154,13 @@ def _role_in(item: Finding, root: Finding) -> str:
     return "says the same" if item.cause is root.cause else "supports it"
 
 
-def _why_aside(item: Finding, root: Finding | None, verdict: Verdict, context: Context) -> str:
+def _why_aside(item: Finding, root: Finding | None, verdict: Verdict) -> str:
     if item.role is Role.CASCADE:
         return "teardown or a peer's complaint: it follows something else"
     if item.role is Role.BANNER:
         return "a summary of what was said before"
     if root is None:
         return f"{verdict.kind.value} settles it"
-    if item.step is not None and context.last_step is not None and context.last_step - item.step >= _SURVIVED_STEPS:
-        return f"training went on to step {context.last_step} after it"
     if root.witness is Witness.STORE:
         return "follows from the lost host"
     return f"explained by {root.cause.value}: {root.text[:80]}"

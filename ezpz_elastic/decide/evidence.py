@@ -128,6 +128,7 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
             ``None`` if unknown.
         step: the last training step seen in the same log before this line; ``None`` if none was seen.
         task: the launcher's task number in or before the line (``srun``): a rank only where one task is one rank.
+        tasks: the same where the line is about several tasks of one host, as spelled (``4-7``, ``1,3,5``).
         frame: innermost frame of the program itself before an exception (``train.py:step``); empty if none was seen.
     """
 
@@ -149,6 +150,7 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
     reporter: str | None = None
     step: int | None = None
     task: int | None = None
+    tasks: str = ""
     frame: str = ""
 
 

@@ -18,6 +18,7 @@ from ezpz_elastic.decide.evidence import (
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
+from ezpz_elastic.decide.exits import consequent_exits
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.reports import from_exit, from_report
@@ -28,6 +29,7 @@ __all__ = ["Gathered", "gather"]
 _TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
 _TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda"})
 """Emitters whose lines name a rank and the very host it ran on."""
+_TASK_LIMIT = 4096
 _DAY_S = 86400.0
 _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
@@ -94,7 +96,9 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
                 dropped.append(_sentence(str(item)[:300], "says nothing against a host of this attempt"))
             else:
                 findings.append(finding)
-    return Gathered(tuple(findings), table, tuple(dropped), tuple(exits), tuple(signalled), remaining, job_state)
+    return Gathered(
+        tuple(consequent_exits(findings)), table, tuple(dropped), tuple(exits), tuple(signalled), remaining, job_state
+    )
 
 
 def _sentence(text: str, why: str) -> EvidenceLine:
@@ -114,9 +118,21 @@ def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
             if item.rank is not None and place is not None:
                 told.append((item.rank, place))
             place = item.host if item.emitter == "slurm" else item.reporter
-            if item.task is not None and place is not None:
-                tasks.append((item.task, place))
+            if place is not None:
+                tasks.extend((task, place) for task in _tasks(item))
     return HostTable(context, told, tasks, tasks_are_ranks=tasks_are_ranks)
+
+
+def _tasks(match: LogMatch) -> list[int]:
+    """All task numbers a line is about: ``4-7`` and ``1,3,5`` are written out."""
+    if not match.tasks:
+        return [] if match.task is None else [match.task]
+    written: list[int] = []
+    for piece in match.tasks.split(","):
+        low, _, high = piece.partition("-")
+        if low.isdigit() and (high.isdigit() or not high):
+            written.extend(range(int(low), int(high or low) + 1)[:_TASK_LIMIT])
+    return written
 
 
 def _in_time_order(evidence: Sequence[Evidence]) -> list[Evidence]:

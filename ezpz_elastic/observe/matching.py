@@ -107,6 +107,7 @@ class Matcher:
             reporter=groups.get("reporter") or prefix.reporter or self._host,
             step=line.step,
             task=_number(groups.get("task")) if groups.get("task") else prefix.task,
+            tasks=groups.get("tasks") or "",
             frame=frame[1] if line.number - frame[0] <= entry.within else "",
         )
         base = self._inherit(signature, base, hosts[0] if hosts else None)

@@ -1,0 +1,88 @@
+"""Exit records beside what the same rank said: which exits follow from a complaint, and which errors were survived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ezpz_elastic.decide.evidence import Role
+from ezpz_elastic.decide.findings import Finding
+from ezpz_elastic.decide.verdict import Cause
+
+__all__ = ["consequent_exits", "survived"]
+
+_SURVIVED_STEPS = 2
+"""Other ranks may print one more step after a fatal error; several only in an asynchronous pipeline."""
+_FOLLOWS_STEPS = 50
+"""An exit record within so many steps of an error confirms that the error was the end of its rank."""
+_CAN_BE_HANDLED = frozenset(
+    {
+        Cause.STORAGE,
+        Cause.QUOTA,
+        Cause.SHM_FULL,
+        Cause.CHECKPOINT_CORRUPT,
+        Cause.USER_EXCEPTION,
+        Cause.PORT_IN_USE,
+        Cause.OOM_DEVICE,
+        Cause.HANG,
+    }
+)
+"""What a program can catch and go on from. A lost host or a dead device is not survived: later lines were buffered."""
+
+
+def consequent_exits(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with an exit made a cascade where its rank had complained of a broken connection before.
+
+    Such a process ended because of a peer; its own exit says nothing new, and its host is only the messenger.
+    """
+    complaints = [item for item in findings if item.role is Role.CASCADE and item.cause in {Cause.NETWORK, Cause.HANG}]
+    if not complaints:
+        return list(findings)
+    ranks = {item.rank for item in complaints if item.rank is not None}
+    hosts = {item.reporter for item in complaints if item.reporter is not None}
+
+    def follows(item: Finding) -> bool:
+        if item.rank is not None:
+            return item.rank in ranks
+        return item.host is None or item.host in hosts
+
+    return [
+        msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
+        if item.cause is Cause.WORKER_EXIT and item.primary and item.code is not None and follows(item)
+        else item
+        for item in findings
+    ]
+
+
+def survived(findings: Sequence[Finding], last_step: int | None) -> set[int]:
+    """Which errors training outlived, by ``id``: several steps follow, and no exit record says otherwise.
+
+    Args:
+        findings: everything that was said, in order.
+        last_step: the last step the log shows.
+    """
+    if last_step is None:
+        return set()
+    exits = [item for item in findings if item.cause in {Cause.WORKER_EXIT, Cause.WORKER_KILLED}]
+    return {
+        id(item)
+        for item in findings
+        if _can_be_handled(item)
+        and item.step is not None
+        and last_step - item.step >= _SURVIVED_STEPS
+        and not any(_ends(record, item) for record in exits)
+    }
+
+
+def _can_be_handled(item: Finding) -> bool:
+    restarted = item.cause is Cause.WORKER_EXIT and item.signature.startswith("torch.")
+    return item.primary and (item.cause in _CAN_BE_HANDLED or restarted)
+
+
+def _ends(record: Finding, error: Finding) -> bool:
+    """Whether an exit record is the end of the rank that had the error, shortly after it."""
+    if record is error or record.order <= error.order or record.step is None or error.step is None:
+        return False
+    same = record.rank == error.rank or record.rank is None or error.rank is None
+    return same and record.step - error.step <= _FOLLOWS_STEPS
