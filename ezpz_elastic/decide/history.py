@@ -140,7 +140,7 @@ def arrived(history: History, situation: Situation, limits: Limits) -> History:
     )
     progressed = _highest(history.durable, situation.durable_step) != history.durable
     if not progressed:
-        return msgspec.structs.replace(history, pending=0)
+        return history
     return msgspec.structs.replace(
         history,
         durable=situation.durable_step,

@@ -16,6 +16,10 @@ from ezpz_elastic.decide.wording import ADVICE, DIRECT, LOOK_AT_LOGS
 __all__ = ["Move", "Plan", "View", "culprits", "plan"]
 
 
+# A host that is gone is gone, and rule 10 has its own standard of proof: the doubt of a line does not matter there.
+_CONVICTING = frozenset({Cause.HOST_LOST, Cause.NETWORK})
+
+
 class Move(Enum):
     """What a row of the table asks for."""
 
@@ -73,7 +77,7 @@ class View(msgspec.Struct, frozen=True):
 def culprits(verdict: Verdict, situation: Situation) -> tuple[NamedHost, ...]:
     """The hosts at which this failure happened, to count recurrences by: the named ones, else direct suspects."""
     here = set(situation.hosts)
-    if verdict.hosts and verdict.kind is VerdictKind.BAD_NODE_KNOWN:
+    if verdict.kind is VerdictKind.BAD_NODE_KNOWN:
         return tuple({host.name: host for host in reversed(verdict.hosts) if host.name in here}.values())[::-1]
     found = dict.fromkeys(s.name for s in verdict.suspects if s.weight >= DIRECT and s.name in here)
     return tuple(NamedHost(name, Provenance.INFERRED) for name in found)
@@ -128,7 +132,7 @@ def _known(view: View) -> Plan:
         return _oom_device(view)
     if verdict.cause is Cause.HANG:
         return _again_at_one_host(view, window=None)
-    if verdict.cause is not Cause.HOST_LOST and not verdict.certain:
+    if verdict.cause not in _CONVICTING and not verdict.certain:
         return _again_at_one_host(view, window=view.limits.window)
     return Plan(Move.REPLACE, hosts=named)
 
@@ -166,10 +170,9 @@ def _blind(view: View) -> Plan:
         return Plan(Move.IN_PLACE, "nothing says which host, and guessing is off", chores=sweep)
     if view.limits.on_blind is OnBlind.SUSPECT and view.history.blind == 0:
         return Plan(Move.IN_PLACE, "nothing says which host", chores=sweep)
-    gone = set(view.situation.lost)
-    pick = most_suspect(view.history, [host for host in view.situation.hosts if host not in gone])
-    if pick is None:
-        return Plan(Move.IN_PLACE, "nothing says which host", chores=sweep)
+    pick = most_suspect(view.history, view.situation.hosts)
+    if pick is None or view.situation.lost:
+        return Plan(Move.IN_PLACE, "the hosts that are gone may explain it", chores=sweep)
     tie = all(item.weight == 0.0 for item in view.history.suspicion)
     why = f"nothing says which host, {pick} is {'as suspect as any other' if tie else 'the most suspect'}"
     return Plan(Move.ROTATE, why, (NamedHost(pick, Provenance.BLIND),), chores=sweep)

@@ -60,7 +60,7 @@ def _remembered(view: View, before: History) -> History:
     verdict, situation, history = view.verdict, view.situation, view.history
     slots = {host: slot for slot, host in enumerate(situation.hosts)}
     at = [Mark(verdict.cause, host.name, slots[host.name], history.at) for host in culprits(verdict, situation)]
-    marks = (*history.marks, *(at[:KEPT_HOSTS] or [Mark(verdict.cause, "", -1, history.at)]))
+    marks = (*history.marks, *(at or [Mark(verdict.cause, "", -1, history.at)]))
     places = history.places
     if verdict.fingerprint or verdict.kind is VerdictKind.USER_ERROR or verdict.cause is Cause.OOM_DEVICE:
         place = place_of(verdict, situation)

@@ -20,24 +20,24 @@ __all__ = ["forgotten", "most_suspect", "suspected"]
 def suspected(history: History, verdict: Verdict, situation: Situation) -> History:
     """Add a verdict's hints to the memory.
 
-    A blind failure also clears the hosts that stood by while it happened: they cannot have caused it. They are
-    remembered as absent, so that a tie is broken against those who were there every time.
+    Hosts that stand by during a blind failure cannot have caused it. They are remembered as absent, so that a tie is
+    broken against those who were there every time.
 
     Args:
         history: the memory, already faded to now.
         verdict: named hosts count as one direct witness (1.0), suspects as their weight says.
         situation: who was there.
     """
-    here, standing_by = set(situation.hosts), situation.spares
+    here = set(situation.hosts)
     hints = [(host.name, 1.0) for host in verdict.hosts] + [(hint.name, hint.weight) for hint in verdict.suspects]
-    blind = verdict.kind is VerdictKind.BAD_NODE_BLIND
-    cleared = set(standing_by) if blind else set()
-    weights = {item.host: item.weight for item in history.suspicion if item.host not in cleared}
+    weights = {item.host: item.weight for item in history.suspicion}
     for host, weight in hints:
         if host in here:
             weights[host] = weights.get(host, 0.0) + min(max(weight, 0.0), 1.0)
     heaviest = sorted(weights.items(), key=lambda item: -item[1])[:KEPT_HOSTS]
-    absent = tuple(dict.fromkeys((*history.absent, *standing_by)))[:KEPT_HOSTS] if blind else history.absent
+    absent = history.absent
+    if verdict.kind is VerdictKind.BAD_NODE_BLIND:
+        absent = tuple(dict.fromkeys((*absent, *situation.spares)))[:KEPT_HOSTS]
     return msgspec.structs.replace(
         history, suspicion=tuple(Weight(host, round(weight, 4)) for host, weight in heaviest), absent=absent
     )

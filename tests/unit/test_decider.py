@@ -149,9 +149,11 @@ def test_the_same_exception_on_every_host_before_training_stops_the_job() -> Non
     [
         report(B, raised(B, 1, kind="KeyError")),
         report(B, WorkerExit(B.host, 1, exit_code=0)),
-        report(B, WorkerExit(B.host, 1, exit_code=1, step=3), step=3),
+        report(B, raised(B, 1, step=3)),
+        report(B, raised(B, 1), step=3),
+        report(B, WorkerExit(B.host, 1, signal=15, by_agent=True)),
     ],
-    ids=["another exception", "a rank that ended well", "a rank that trained"],
+    ids=["another exception", "a rank that ended well", "a rank that trained", "a host that trained", "no testimony"],
 )
 def test_an_exception_that_not_all_ranks_share_is_tried_once_more_and_then_stops(other: Report) -> None:
     first = decide(case(report(A, raised(A)), other))
@@ -160,6 +162,14 @@ def test_an_exception_that_not_all_ranks_share_is_tried_once_more_and_then_stops
         case(report(A, raised(A), round=2), msgspec.structs.replace(other, round=2), round=2, ledger=first.ledger)
     )
     assert (second.action, second.kind) == (Action.STOP, "user_error")
+
+
+def test_a_bare_exit_code_beside_a_told_exception_is_the_same_failure() -> None:
+    """An exception whose text got lost still ends with exit code 1."""
+    decision = decide(case(report(A, raised(A)), report(B, WorkerExit(B.host, 1, exit_code=1))))
+    assert decision.action is Action.STOP
+    decision = decide(case(report(A, raised(A)), report(B, WorkerExit(B.host, 1, exit_code=3))))
+    assert decision.action is Action.RESTART
 
 
 def test_three_failures_on_three_hosts_use_up_a_budget_of_two() -> None:
@@ -293,15 +303,31 @@ def test_steps_are_the_furthest_that_any_host_told() -> None:
     assert (history.step, history.durable) == (13, 10)
 
 
-def test_the_host_that_fell_behind_and_the_silent_one_are_what_a_blind_guess_goes_by() -> None:
-    """Nothing names a host twice in a row; the second time the one that said nothing leaves its slot."""
-    idle = IdleTimeout(60.0)
+@pytest.mark.parametrize(
+    ("steps", "leaves"),
+    [
+        ({A: 30, B: 30, C: None}, C),  # C said nothing within the settle window
+        ({C: 30, A: 29, B: 30}, A),  # A's step counter stood still first
+        ({C: 30, B: 30, A: 30}, A),  # A was the slowest to report
+        ({A: None, B: 30, C: 29}, C),  # both hints are equal, and then the higher slot goes
+    ],
+    ids=["silent", "behind", "slow", "tie"],
+)
+def test_a_blind_guess_goes_by_who_was_silent_behind_or_slow(steps: dict[Member, int | None], leaves: Member) -> None:
+    """Nothing names a host, twice in a row; the most suspect one is moved to the back of the spare queue."""
     ledger = msgspec.Raw(b"null")
     for number in (1, 2):
-        told = (report(A, idle, step=30, round=number), report(B, idle, step=30, round=number))
+        told = [report(who, IdleTimeout(60.0), step=step, round=number) for who, step in steps.items() if step]
         decision = decide(case(*told, members=(A, B, C), spares=(SPARE,), round=number, ledger=ledger))
         ledger = decision.ledger
-    assert [(r.host, r.provenance, r.benched) for r in decision.retired] == [(C.host, "blind", True)]
+        assert len(decision.retired) == number - 1
+    assert [(r.host, r.provenance, r.benched) for r in decision.retired] == [(leaves.host, "blind", True)]
+
+
+def test_a_hint_that_most_hosts_share_singles_out_nobody() -> None:
+    members = tuple(member(number) for number in range(2, 12))
+    decision = decide(case(report(A, IdleTimeout(60.0)), members=members))
+    assert verdict_of(decision).suspects == ()
 
 
 def test_the_first_blind_failure_asks_for_a_sweep_of_probes() -> None:
@@ -325,7 +351,7 @@ def test_hosts_are_told_apart_by_the_members_own_keys() -> None:
     odd = Member("n1#1", "Node_A.cluster", "node-a", "10.0.0.1", 1, 1, 1)
     decider = make_decider(Limits(), key=lambda _: None)
     decision = decider(case(members=(odd, B), lost=((odd, "expired"),), spares=(SPARE,)))
-    assert [r.host for r in decision.retired] == ["Node_A.cluster"]
+    assert [host.name for host in verdict_of(decision).hosts] == ["Node_A.cluster"]
 
 
 def test_a_decision_crosses_the_store_and_comes_back() -> None:

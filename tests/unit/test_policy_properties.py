@@ -36,12 +36,13 @@ class Event(msgspec.Struct, frozen=True):
 @st.composite
 def verdicts(draw: st.DrawFn, kinds: list[VerdictKind]) -> Verdict:
     names = st.sampled_from([*HOSTS, "a-host-nobody-knows"])
+    weights = st.sampled_from([1.0, 0.5, 0.05, 2.0, -1.0])
     return Verdict(
         draw(st.sampled_from(kinds)),
         draw(st.sampled_from(Cause)),
         draw(st.text(max_size=30)),
         hosts=tuple(draw(st.lists(st.builds(NamedHost, names, st.sampled_from(EVIDENCE)), max_size=3))),
-        suspects=tuple(draw(st.lists(st.builds(Suspect, names, st.floats(-1, 2), st.just("")), max_size=3))),
+        suspects=tuple(draw(st.lists(st.builds(Suspect, names, weights, st.just("")), max_size=3))),
         fingerprint=draw(st.sampled_from(["", "ValueError|x|train", "KeyError|y|load"])),
         certain=draw(st.booleans()),
     )
