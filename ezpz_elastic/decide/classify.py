@@ -43,9 +43,9 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
         return _settled(stop, case, context)
     primaries, outlived = _split_survived(case, context)
     root = choose_root(primaries)
-    if root is None and exit_code not in {0, 124, 130} and not is_walltime_kill(case, exit_code):
+    if root is None and exit_code not in {0, 124, 130, -2} and not is_walltime_kill(case, exit_code):
         root = choose_root(outlived)
-    if root is None and exit_code != 0:
+    if root is None and exit_code not in {0, 124, 130, -2}:
         root = _weak_root(case, exit_code)
     if root is None:
         return _settled(from_exit_code(case, exit_code, context), case, context)
@@ -77,14 +77,14 @@ def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], li
 def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
     """Where nothing primary was said: the cascade lines, as far as they say anything at all."""
     cascades = [item for item in case.findings if item.role is Role.CASCADE]
-    broken = [item for item in cascades if item.cause not in {Cause.UNKNOWN, Cause.WORKER_EXIT}]
+    killed = [item for item in cascades if item.cause is Cause.WORKER_KILLED]
+    broken = [item for item in cascades if item.cause not in {Cause.UNKNOWN, Cause.WORKER_EXIT, Cause.WORKER_KILLED}]
     if broken:
         return choose_root(broken)
     if is_walltime_kill(case, exit_code):
         return None
-    return choose_root(
-        item for item in case.findings if item.role in {Role.CASCADE, Role.BANNER} and item.cause is Cause.WORKER_EXIT
-    )
+    exits = [item for item in case.findings if not item.primary and item.cause is Cause.WORKER_EXIT]
+    return choose_root(killed or exits)
 
 
 def _verdict(root: Finding, case: Gathered, context: Context) -> Verdict:

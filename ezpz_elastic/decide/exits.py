@@ -8,14 +8,16 @@ import msgspec
 
 from ezpz_elastic.decide.evidence import Role
 from ezpz_elastic.decide.findings import Finding
-from ezpz_elastic.decide.verdict import Cause
+from ezpz_elastic.decide.hosts import HostTable
+from ezpz_elastic.decide.verdict import Cause, VerdictKind
 
-__all__ = ["consequent_exits", "survived"]
+__all__ = ["consequent_exits", "survived", "teardown_kills"]
 
 _SURVIVED_STEPS = 2
 """Other ranks may print one more step after a fatal error; several only in an asynchronous pipeline."""
 _FOLLOWS_STEPS = 50
 """An exit record within so many steps of an error confirms that the error was the end of its rank."""
+_ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
 _CAN_BE_HANDLED = frozenset(
     {
         Cause.STORAGE,
@@ -51,6 +53,25 @@ def consequent_exits(findings: Sequence[Finding]) -> list[Finding]:
         msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
         if item.cause is Cause.WORKER_EXIT and item.primary and item.code is not None and follows(item)
         else item
+        for item in findings
+    ]
+
+
+def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Finding]:
+    """The findings, with deaths by signal 9 made cascades where the whole job was killed and not a host.
+
+    That is so where the log announced it first (a watchdog that kills, a person's Ctrl-C), and where every host of the
+    attempt died of it.
+    """
+    deaths = [item for item in findings if item.primary and item.code == 9 and item.cause is Cause.HOST_LOST]
+    everywhere = table.count > 1 and len({item.host for item in deaths} - {None}) == table.count
+    announced: dict[str, float] = {}
+    for item in findings:
+        if item.signature in _ANNOUNCE or item.kind == VerdictKind.INTERRUPTED.value:
+            announced.setdefault(item.source, item.order)
+    teardown = {id(item) for item in deaths if everywhere or announced.get(item.source, item.order) < item.order}
+    return [
+        msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.WORKER_KILLED) if id(item) in teardown else item
         for item in findings
     ]
 

@@ -18,7 +18,7 @@ from ezpz_elastic.decide.evidence import (
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
-from ezpz_elastic.decide.exits import consequent_exits
+from ezpz_elastic.decide.exits import consequent_exits, teardown_kills
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.reports import from_exit, from_report
@@ -34,7 +34,7 @@ _DAY_S = 86400.0
 _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
 _EXCEPTION_LINE = re.compile(
-    r"(?:^|[\s:\]|>])([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure|Fault|Group))"
+    r"(?:^|[\s:\]|>]|\^C)([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure|Fault|Group))"
     r"(?::[ ]?|$)(.{0,400})$",
     re.S,
 )
@@ -97,7 +97,13 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
             else:
                 findings.append(finding)
     return Gathered(
-        tuple(consequent_exits(findings)), table, tuple(dropped), tuple(exits), tuple(signalled), remaining, job_state
+        tuple(teardown_kills(consequent_exits(findings), table)),
+        table,
+        tuple(dropped),
+        tuple(exits),
+        tuple(signalled),
+        remaining,
+        job_state,
     )
 
 

@@ -68,11 +68,11 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
     alike = [item for item in findings if item.primary and item.cause is root.cause and not item.kind]
     naming.support += [item for item in alike if item is not root]
     if root.cause is Cause.HOST_LOST:
-        _name_lost(naming, alike, table)
+        _name_lost(naming, alike)
     elif root.cause is Cause.DEVICE_FAULT:
         certain = [item for item in alike if item.certainty is Certainty.CERTAIN]
         if certain:
-            _name_all(naming, certain, table)
+            _name_all(naming, certain)
         else:
             _name_if_one(naming, alike)
     elif root.cause is Cause.OOM_DEVICE:
@@ -82,7 +82,7 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
     elif root.cause is Cause.NETWORK:
         _name_accused(naming, findings, table)
     elif root.witness is Witness.PROBE and naming.kind is VerdictKind.BAD_NODE_BLIND:
-        _name_all(naming, alike, table)
+        _name_all(naming, alike)
     elif root.cause in _NAMES_SUSPECTS:
         naming.suspects = _suspects(alike)
     if naming.kind is VerdictKind.BAD_NODE_BLIND and not naming.suspects:
@@ -90,27 +90,22 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
     return naming
 
 
-def _name_all(naming: Naming, alike: Sequence[Finding], table: HostTable) -> None:
-    """Every host that such a line is about; but a death of all hosts at once is no death of a host."""
+def _name_all(naming: Naming, alike: Sequence[Finding]) -> None:
+    """Every host that such a line is about; where the store or the scheduler speaks, those it names."""
     hosts = _named(alike)
     if any(item.witness is Witness.STORE for item in alike):
         hosts = _named(item for item in alike if item.witness in {Witness.STORE, Witness.SCHEDULER})
-    elif table.count > 1 and len(hosts) == table.count:
-        naming.kind = VerdictKind.RETRYABLE_UNATTRIBUTED
-        naming.cause = Cause.WORKER_KILLED if naming.cause is Cause.HOST_LOST else naming.cause
-        naming.why = "every host of the attempt at once: the job was killed, not a host"
-        return
     if hosts:
         naming.kind, naming.hosts = VerdictKind.BAD_NODE_KNOWN, hosts
     else:
         naming.kind, naming.why = VerdictKind.BAD_NODE_BLIND, "nothing tells which host"
 
 
-def _name_lost(naming: Naming, alike: Sequence[Finding], table: HostTable) -> None:
+def _name_lost(naming: Naming, alike: Sequence[Finding]) -> None:
     """Lost hosts; where only doubtful lines say so, one alone is a lost host and several are a launcher's teardown."""
     settled = [item for item in alike if item.certainty is not Certainty.DOUBTFUL]
     if settled or len(alike) == 1:
-        _name_all(naming, settled or alike, table)
+        _name_all(naming, settled or alike)
         return
     naming.kind, naming.cause = VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.WORKER_KILLED
     naming.suspects = _suspects(alike)

@@ -107,7 +107,7 @@ def _doubt(finding: Finding) -> Certainty | None:
 
 def _was_killed(finding: Finding) -> bool:
     """Killed by signal 9, whoever says so; a lost lease is no such thing."""
-    told = finding.cause is Cause.HOST_LOST and finding.witness is Witness.LOG and "9" in finding.text
+    told = finding.cause is Cause.HOST_LOST and finding.code == 9
     return told or finding.cause is Cause.WORKER_KILLED
 
 

@@ -17,6 +17,13 @@ __all__ = ["Matcher"]
 _PER_SIGNATURE = 2000
 _TEXT_LIMIT = 500
 _FRAME_LINE = re.compile(r'File "([^"\n]{1,400})", line (\d{1,8})(?:, in (\S{1,120}))?')
+_MENTION = re.compile(
+    r"\b(?:previous(?:ly)?|last (?:week|month|night|time|attempt|job|run)|prior|yesterday|earlier (?:attempt|job|run)"
+    r"|resumed after|was (?:down|drained|replaced|offline)|if you see|in case of|known issue|e\.g\.|for example|grep"
+    r"|ignor(?:ed?|ing)|suppress(?:ed|ing)|recovered from|retr(?:y|ied|ying) (?:after|on))\b",
+    re.I,
+)
+"""Words before a signature's text that make the line a story about something else."""
 _LIBRARY_FRAME = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<")
 
 
@@ -147,6 +154,8 @@ def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | No
     if found is None or (signature.entry.anchored and place > ahead):
         return None
     before = text[ahead:place]
+    if _MENTION.search(before):
+        return None
     quoted = before.count('"') % 2 == 1 or before.count("`") % 2 == 1 or before[-1:] in {"'", '"'}
     return None if quoted else found
 

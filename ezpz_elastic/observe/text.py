@@ -19,7 +19,8 @@ _STAMP = (
 )
 _PREFIX = re.compile(
     r"[ \t]{0,8}(?:"
-    r"\[rank(?P<rank>\d{1,7})\]:? ?"
+    r"(?:\^C){1,8}"
+    r"|\[rank(?P<rank>\d{1,7})\]:? ?"
     r"|\[default(?P<local>\d{1,5})\]:? ?"
     r"|\[\d{1,4},(?P<tagged>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
     r"|\[[\w.\-]{1,120}@\d{1,5},(?P<prte>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
