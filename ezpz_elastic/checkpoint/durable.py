@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["rename", "sync_directory", "write_file"]
+__all__ = ["Create", "rename", "sync_directory", "write_file"]
+
+Create = Callable[[Path], None]
 
 
 def sync_directory(path: Path) -> None:
@@ -21,12 +24,19 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, create: Create | None = None) -> None:
     """Write ``data`` to ``path`` and sync the file; the caller syncs the directory once for all its files.
 
     The file appears under its name only when it is whole: it is written beside and renamed.
+
+    Args:
+        path: where.
+        data: what.
+        create: makes the empty file first, on a storage target of its choice.
     """
     beside = path.with_name(path.name + ".tmp")
+    if create is not None:
+        create(beside)
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

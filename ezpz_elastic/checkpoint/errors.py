@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno as errnos
+import os
 import traceback
 from enum import Enum
 
@@ -15,6 +16,7 @@ __all__ = [
     "CorruptCheckpoint",
     "Failure",
     "FailureKind",
+    "NoSpace",
     "NoUsableCheckpoint",
     "RanksFailed",
     "SaveFailed",
@@ -78,6 +80,22 @@ class ShardWriteError(OSError):
     def __init__(self, cause: OSError, path: str, tried: tuple[int, ...] = ()) -> None:
         super().__init__(cause.errno, cause.strerror or str(cause), path)
         self.tried = tried
+
+
+class NoSpace(OSError):
+    """There is no room for the save; found out before its first byte.
+
+    Its text begins like the kernel's own, ``[Errno 28] No space left on device`` (or ``[Errno 122] Disk quota
+    exceeded``), because to everybody who reads logs it is the same trouble.
+
+    Args:
+        code: ``ENOSPC`` or ``EDQUOT``.
+        detail: a table of what is needed and what there is, in one line.
+        path: the checkpoint directory.
+    """
+
+    def __init__(self, code: int, detail: str, path: str) -> None:
+        super().__init__(code, f"{os.strerror(code)} ({detail})", path)
 
 
 class FailureKind(str, Enum):

@@ -12,14 +12,16 @@ from typing import Any
 
 import msgspec
 
-from ezpz_elastic.checkpoint import facts, layout, steps
+from ezpz_elastic.checkpoint import facts, layout, preflight, steps
 from ezpz_elastic.checkpoint.background import SaveHandle, connection
-from ezpz_elastic.checkpoint.errors import FailureKind, NoUsableCheckpoint, RanksFailed, Superseded
+from ezpz_elastic.checkpoint.errors import FailureKind, NoSpace, NoUsableCheckpoint, RanksFailed, Superseded
 from ezpz_elastic.checkpoint.owner import Owner
 from ezpz_elastic.checkpoint.peers import Alone, Peers, StorePeers, all_reduce, foreground
+from ezpz_elastic.checkpoint.placer import Assignment, Placer, check_striping, placer_for
+from ezpz_elastic.checkpoint.planning import PlanCache
 from ezpz_elastic.checkpoint.restorer import Damaged, load_step
 from ezpz_elastic.checkpoint.retention import doomed
-from ezpz_elastic.checkpoint.saver import Request, Save, Saved
+from ezpz_elastic.checkpoint.saver import Request, Save, Saved, Tools
 from ezpz_elastic.checkpoint.staging import HostBuffers
 from ezpz_elastic.checkpoint.steps import StepKind, StepState, Trash
 from ezpz_elastic.errors import UsageError
@@ -42,13 +44,17 @@ class CheckpointManager:
         directory: where the steps go; created by the first save.
         keep_last: how many of the newest steps to keep, at least 1.
         keep_every: also keep every step that is a multiple of this.
+        striping: ``"auto"`` places every shard on a Lustre target with room, ``"off"`` leaves it to the file system, a
+            number is the stripe count of every shard; without effect elsewhere than on Lustre.
+        threads: files that each rank writes at the same time.
+        preflight: refuse a save that has no room before its first byte, instead of when the disk is full.
         fence: tells whether this process's elastic round is still the current one; asked right before a commit.
         process_group: the ranks; ``None`` for the default group.
         timeout: how long an asynchronous save waits for another rank; torch's default for collectives.
         environ: where the round (``EZPZ_ROUND``) and the run id come from.
 
     Raises:
-        UsageError: ``keep_last`` or ``keep_every`` is less than 1, or ``directory`` is a file.
+        UsageError: a number is less than 1, ``striping`` is none of these, or ``directory`` is a file.
     """
 
     def __init__(
@@ -57,6 +63,9 @@ class CheckpointManager:
         keep_last: int = 2,
         *,
         keep_every: int | None = None,
+        striping: str | int = "auto",
+        threads: int = 1,
+        preflight: bool = True,
         fence: Callable[[], bool] | None = None,
         process_group: Any = None,
         timeout: timedelta = timedelta(minutes=30),
@@ -66,15 +75,24 @@ class CheckpointManager:
             raise UsageError(f"keep_last is {keep_last}", expected="at least 1")
         if keep_every is not None and keep_every < 1:
             raise UsageError(f"keep_every is {keep_every}", expected="at least 1, or None")
+        if threads < 1:
+            raise UsageError(f"threads is {threads}", expected="at least 1")
+        check_striping(striping)
         self.directory = Path(directory)
         if self.directory.exists() and not self.directory.is_dir():
             raise UsageError(f"checkpoint directory {self.directory} is a file", expected="a directory")
         self._keep_last = keep_last
         self._keep_every = keep_every
+        self._threads = threads
         self._group = process_group
-        self._owner = Owner(self.directory, fence, environ)
+        self._striping = striping
+        self._preflight = preflight
+        self._owner = Owner(self.directory, fence, environ, self._create)
         self._trash = Trash(self.directory)
         self._buffers = HostBuffers()
+        self._plans = PlanCache()
+        self._placer: Placer | None = None
+        self._placer_known = False
         self._pending: SaveHandle | None = None
         self._timeout = timeout
         self._store: Any = None
@@ -99,7 +117,7 @@ class CheckpointManager:
         request = self._request(step, meta)
         self.wait()
         peers = foreground(self._group)
-        save = Save(request, self._owner, self._trash)
+        save = Save(request, self._tools())
         save.plan(peers, dict(state))
         saved = save.write(peers)
         self._after(peers, saved)
@@ -127,7 +145,7 @@ class CheckpointManager:
         self.wait()
         drained = time.monotonic() - began
         peers = foreground(self._group)
-        save = Save(request, self._owner, self._trash)
+        save = Save(request, self._tools())
         save.seconds["drain"] = drained
         save.plan(peers, dict(state))
         save.stage(self._buffers)
@@ -226,7 +244,40 @@ class CheckpointManager:
             raise UsageError(
                 f"meta cannot be written as JSON: {error}", expected="numbers, strings, lists, dicts"
             ) from error
-        return Request(self.directory, step, remembered, self._owner.round)
+        return Request(self.directory, step, remembered, self._owner.round, self._threads)
+
+    def _tools(self) -> Tools:
+        return Tools(self._owner, self._trash, self._plans, self._room, self._where())
+
+    def _where(self) -> Placer | None:
+        """The placer, looked for at the first save, because it costs a program call."""
+        if not self._placer_known:
+            self._placer = placer_for(self.directory, self._striping)
+            self._placer_known = True
+        return self._placer
+
+    def _create(self, path: Path) -> None:
+        placer = self._where()
+        if placer is not None:
+            placer.create_control(path, placer.control())
+
+    def _room(self, sizes: list[int]) -> list[Assignment]:
+        if not self._preflight:
+            sizes = [0] * len(sizes)
+        try:
+            return self._check(sizes)
+        except NoSpace:
+            self._trash.wait()  # what retention is still removing may be what is missing
+            return self._check(sizes)
+
+    def _check(self, sizes: list[int]) -> list[Assignment]:
+        def reclaimable() -> int:
+            return sum([state.manifest.bytes for state in self._inspect() if state.manifest is not None][1:])
+
+        return preflight.check(self.directory, self._where(), sizes, self._threads, reclaimable)
+
+    def _inspect(self) -> list[StepState]:
+        return [steps.inspect(step, path) for step, path in layout.steps(self.directory)]
 
     def _after(self, peers: Peers, saved: Saved) -> None:
         facts.durable(saved.step)
@@ -242,7 +293,7 @@ class CheckpointManager:
             self._prune()
 
     def _prune(self) -> None:
-        found = [steps.inspect(step, path) for step, path in layout.steps(self.directory)]
+        found = self._inspect()
         good = [state.step for state in found if state.kind is StepKind.WHOLE]
         for step in doomed([s.step for s in found], good, self._keep_last, self._keep_every):
             self._trash.put(layout.step_path(self.directory, step))
@@ -289,7 +340,7 @@ class CheckpointManager:
         all_reduce(peers, f"quarantining {state.path}", lambda: None, move)
 
     def _quarantine(self, state: StepState, reason: str, rejected: list[tuple[str, str]]) -> None:
-        target = steps.quarantine(state.step, state.path, reason, self._trash)
+        target = steps.quarantine(state.step, state.path, reason, self._trash, self._create)
         rejected.append((target.name, reason))
         facts.tell("checkpoint_quarantined", step=state.step, path=str(target), reason=reason)
 

@@ -12,7 +12,7 @@ import xxhash
 
 from ezpz_elastic import __version__
 from ezpz_elastic.checkpoint import layout
-from ezpz_elastic.checkpoint.durable import write_file
+from ezpz_elastic.checkpoint.durable import Create, write_file
 from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
 from ezpz_elastic.checkpoint.sums import check_segments, file_sum
 
@@ -87,16 +87,17 @@ def versions() -> dict[str, str]:
     return {"ezpz_elastic": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def write(directory: Path, manifest: Manifest) -> None:
+def write(directory: Path, manifest: Manifest, create: Create | None = None) -> None:
     """Write ``manifest.json``, durable but for the directory entry."""
-    write_file(directory / layout.MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    write_file(directory / layout.MANIFEST, body, create)
 
 
-def seal(directory: Path, step: int | None) -> None:
+def seal(directory: Path, step: int | None, create: Create | None = None) -> None:
     """Write ``.complete``: from here on the step counts as whole. The caller has made everything else durable."""
     digest = file_sum(directory / layout.MANIFEST)
     body = msgspec.json.encode(Complete(step=step, manifest_xxh3=f"{digest:016x}"))
-    write_file(directory / layout.COMPLETE, body + b"\n")
+    write_file(directory / layout.COMPLETE, body + b"\n", create)
 
 
 def read(directory: Path) -> Manifest:

@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 from ezpz_elastic.checkpoint import layout
-from ezpz_elastic.checkpoint.durable import write_file
+from ezpz_elastic.checkpoint.durable import Create, write_file
 from ezpz_elastic.checkpoint.errors import Superseded
 from ezpz_elastic.errors import UsageError
 
@@ -82,6 +82,7 @@ class Owner:
         directory: the checkpoint directory.
         fence: tells whether the round of this process is still current; ``None`` if nobody can tell.
         environ: where round and run id come from.
+        create: makes an empty file on a storage target that has room.
         patience: seconds to wait for a dying predecessor.
     """
 
@@ -90,10 +91,12 @@ class Owner:
         directory: Path,
         fence: Callable[[], bool] | None = None,
         environ: Mapping[str, str] = os.environ,
+        create: Create | None = None,
         patience: float = PATIENCE,
     ) -> None:
         self._directory = directory
         self._fence = fence
+        self._create = create
         self._me = _this_process(environ)
         self._patience = patience
         self._fd: int | None = None
@@ -129,7 +132,7 @@ class Owner:
             # The kernel tells nobody when a lock is dropped, unless one blocks for it without a deadline.
             time.sleep(0.05)
         self._check_fence()
-        write_file(self._directory / layout.WRITER, msgspec.json.encode(self._me) + b"\n")
+        write_file(self._directory / layout.WRITER, msgspec.json.encode(self._me) + b"\n", self._create)
         self._claimed = True
         return True
 

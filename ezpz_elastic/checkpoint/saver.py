@@ -1,9 +1,11 @@
 """One save, from plan to commit, in the order that makes it survive a kill at any moment.
 
-1. plan   every rank says what it has; the coordinator checks its claim to the directory, the room, and divides the
-          work (DCP's planner: replicated values are written once, by somebody)
-2. write  every rank writes its shard into ``step-<N>.partial`` and syncs it
-3. commit the coordinator writes ``.metadata``, ``manifest.json`` and ``.complete``, syncs them and the directory, asks
+1. plan   every rank says what it has, the coordinator divides the work (DCP's planner: replicated values are written
+          once, by somebody)
+2. room   the coordinator checks its claim to the directory, cleans up after a killed predecessor, finds a place for
+          every shard and makes ``step-<N>.partial``
+3. write  every rank writes its shard and syncs it
+4. commit the coordinator writes ``.metadata``, ``manifest.json`` and ``.complete``, syncs them and the directory, asks
           once more whether the round is current, and renames to ``step-<N>``. That rename is the commit
 
 Planning and writing are separate calls because an asynchronous save plans in the foreground and does the rest beside
@@ -15,11 +17,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from ezpz_elastic.checkpoint import layout, manifest, tree
 from ezpz_elastic.checkpoint.durable import rename, sync_directory
@@ -27,11 +29,32 @@ from ezpz_elastic.checkpoint.errors import FailureKind, RanksFailed, SaveFailed,
 from ezpz_elastic.checkpoint.filesystem import StripedWriter
 from ezpz_elastic.checkpoint.owner import Owner
 from ezpz_elastic.checkpoint.peers import Peers, all_reduce
+from ezpz_elastic.checkpoint.placer import Assignment, Placer
+from ezpz_elastic.checkpoint.planning import PlanCache, Planning
 from ezpz_elastic.checkpoint.staging import HostBuffers
 from ezpz_elastic.checkpoint.steps import Trash, recover
 from ezpz_elastic.errors import UsageError
 
-__all__ = ["Request", "Save", "Saved"]
+__all__ = ["Request", "Save", "Saved", "Tools"]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What outlives a save and is shared by all of one manager.
+
+    Args:
+        owner: the claim to the directory; used on the coordinator.
+        trash: takes what is in the way.
+        plans: the division of the work, kept while the state keeps its shape.
+        room: bytes per rank -> a place per rank, or ``NoSpace``; called on the coordinator before the first byte.
+        placer: places files on storage targets; ``None`` where there are none to choose from.
+    """
+
+    owner: Owner
+    trash: Trash
+    plans: PlanCache
+    room: Callable[[list[int]], list[Assignment]]
+    placer: Placer | None = None
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -69,89 +92,66 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Save:
-    """One save on one rank.
-
-    After ``plan``, ``nonce`` is unique to this save and the same on every rank.
+    """One save on one rank. After ``plan``, ``nonce`` is unique to this save and the same on every rank.
 
     Args:
         request: what to save.
-        owner: the claim to the directory; used on the coordinator.
-        trash: takes what is in the way.
-        preflight: called on the coordinator with every rank's bytes before the first one is written; raises if there
-            is no room.
+        tools: what outlives this save.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        owner: Owner,
-        trash: Trash,
-        preflight: Callable[[list[int]], None] | None = None,
-    ) -> None:
+    def __init__(self, request: Request, tools: Tools) -> None:
         self._request = request
-        self._owner = owner
-        self._trash = trash
-        self._preflight = preflight
+        self._tools = tools
         self._partial = layout.partial_path(request.directory, request.step)
-        self._writer = StripedWriter(self._partial, thread_count=request.threads)
-        self._planner: Any = DefaultSavePlanner()
+        self._writer = StripedWriter(self._partial, thread_count=request.threads, placer=tools.placer)
+        self._planning = Planning(tools.plans, self._writer)
+        self._data: Any = self._planning.planner
         self._plan: Any = None
-        self._metadata: Any = None
         self.nonce = ""
         self.seconds: dict[str, float] = {}
+
+    def plan(self, peers: Peers, state: dict[str, Any]) -> None:
+        """Divide the work; touches no file.
+
+        Raises:
+            SaveFailed: on every rank.
+        """
+        began = time.monotonic()
+
+        def divide(proposals: list[Any]) -> list[Any]:
+            nonce = uuid.uuid4().hex
+            return [(part, nonce) for part in self._planning.divide(proposals)]
+
+        try:
+            part, self.nonce = self._agree(
+                peers, "planning", lambda: self._planning.propose(tree.describe(state), peers.rank), divide
+            )
+        except BaseException:
+            self._tools.plans.signature = None  # ranks may have got differently far
+            self._tools.plans.local = []
+            raise
+        self._plan = self._planning.accept(part)
+        self.seconds["plan"] = time.monotonic() - began
 
     def stage(self, buffers: HostBuffers) -> None:
         """Copy this rank's part to the host; the state may change from here on."""
         began = time.monotonic()
-        self._planner = buffers.stage(self._planner, self._plan.items)
+        self._data = buffers.stage(self._data, self._plan.items)
         self.seconds["stage"] = time.monotonic() - began
 
-    def plan(self, peers: Peers, state: dict[str, Any]) -> None:
-        """Divide the work.
-
-        Raises:
-            SaveFailed: on every rank; nothing was written.
-            Superseded: on every rank, if a newer round owns the directory.
-            UsageError: on every rank, for a wrong argument or a directory another job writes to.
-        """
-        began = time.monotonic()
-
-        def local() -> Any:
-            described = tree.describe(state)
-            coordinator = peers.rank == 0
-            self._planner.set_up_planner(
-                described, storage_meta=self._writer.storage_meta(), is_coordinator=coordinator
-            )
-            self._writer.set_up_storage_writer(coordinator, rank=peers.rank, use_collectives=True)
-            return self._planner.create_local_plan()
-
-        def divide(plans: list[Any]) -> list[Any]:
-            if self._owner.claim():
-                recover(self._request.directory, self._trash)
-            plans, self._metadata = self._planner.create_global_plan(plans)
-            if self._preflight is not None:
-                self._preflight([_bytes_of(plan) for plan in plans])
-            if self._partial.exists():
-                self._trash.put(self._partial)
-            self._partial.mkdir()
-            nonce = uuid.uuid4().hex
-            return [(plan, nonce) for plan in self._writer.prepare_global_plan(plans)]
-
-        self._plan, self.nonce = self._agree(peers, "planning", local, divide)
-        self._plan = self._planner.finish_plan(self._plan)
-        self.seconds["plan"] = time.monotonic() - began
-
     def write(self, peers: Peers) -> Saved:
-        """Write this rank's part and, once every rank has, commit.
+        """Make room, write this rank's part and, once every rank has, commit.
 
         Raises:
             SaveFailed: on every rank; the partial step is removed.
-            Superseded: on every rank, if the round ended meanwhile; the partial step is removed.
+            Superseded: on every rank, if a newer round owns the directory; the partial step is removed.
+            UsageError: on every rank, if another job does.
         """
+        self._agree_on_room(peers)
         began = time.monotonic()
 
         def local() -> Any:
-            written = self._writer.write_data(self._plan, self._planner)
+            written = self._writer.write_data(self._plan, self._data)
             written.wait()
             return written.value()
 
@@ -162,11 +162,29 @@ class Save:
         saved: Saved = self._agree(peers, "writing", local, commit)
         return saved
 
+    def _agree_on_room(self, peers: Peers) -> None:
+        began = time.monotonic()
+
+        def prepare(_answers: list[None]) -> list[Assignment]:
+            tools = self._tools
+            if tools.owner.claim():
+                recover(self._request.directory, tools.trash)
+            if self._partial.exists():
+                tools.trash.put(self._partial)
+            assigned = tools.room(self._planning.sizes)
+            self._partial.mkdir()
+            return assigned
+
+        self._writer.assignment = self._agree(peers, "making room for", lambda: None, prepare)
+        self.seconds["room"] = time.monotonic() - began
+
     def _agree(self, peers: Peers, doing: str, local: Callable[[], Any], reduce: Callable[[list[Any]], Any]) -> Any:
         what = f"checkpoint of step {self._request.step} not saved ({doing} {self._partial})"
         try:
             return all_reduce(peers, what, local, reduce, on_failure=self._discard)
         except RanksFailed as failed:
+            if self._tools.placer is not None:
+                self._tools.placer.remember(ost for failure in failed.failures for ost in failure.osts)
             for failure in failed.failures:
                 if failure.kind is FailureKind.SUPERSEDED:
                     raise Superseded(failure.text) from failed
@@ -176,44 +194,34 @@ class Save:
 
     def _discard(self) -> None:
         if self._partial.exists():
-            self._trash.put(self._partial)
-            self._trash.wait()  # the space is needed, e.g. for the next attempt
+            self._tools.trash.put(self._partial)
+            self._tools.trash.wait()  # the space is needed, e.g. for the next attempt
 
     def _commit(self, results: list[Any]) -> Saved:
-        request, partial = self._request, self._partial
+        request, partial, writer = self._request, self._partial, self._writer
         began = time.monotonic()
-        self._writer.details = {
+        writer.details = {
             "step": request.step,
             "round": request.round,
             "meta": request.meta,
             "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
         }
-        self._writer.finish(self._metadata, results)
+        writer.finish(self._planning.metadata, results)
+        if self._tools.placer is not None:
+            self._tools.placer.remember(writer.failed)
         written = manifest.read(partial)
         manifest.check_sizes(partial, written)
-        manifest.seal(partial, request.step)
+        manifest.seal(partial, request.step, writer.create_control)
         sync_directory(partial)
-        self._owner.check()
+        self._tools.owner.check()
         final = layout.step_path(request.directory, request.step)
         if final.exists():
             # Out of the way for as long as one rename takes; ``recover`` gives it its name back if we die in between.
             former = layout.replaced_path(request.directory, request.step)
             rename(final, former)
             rename(partial, final)
-            self._trash.put(former)
+            self._tools.trash.put(former)
         else:
             rename(partial, final)
         self.seconds["commit"] = time.monotonic() - began
         return Saved(step=request.step, path=final, bytes=written.bytes, seconds=dict(self.seconds))
-
-
-def _bytes_of(plan: Any) -> int:
-    """Tensor bytes a plan will write; values that are no tensors are not known before they are pickled, and small."""
-    total = 0
-    for item in plan.items:
-        if item.tensor_data is not None:
-            chunk = 1
-            for extent in item.tensor_data.chunk.sizes:
-                chunk *= int(extent)
-            total += chunk * item.tensor_data.properties.dtype.itemsize
-    return total

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ezpz_elastic.checkpoint import layout, manifest
-from ezpz_elastic.checkpoint.durable import rename, write_file
+from ezpz_elastic.checkpoint.durable import Create, rename, write_file
 from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
 from ezpz_elastic.checkpoint.manifest import Manifest
 
@@ -110,13 +110,13 @@ def _remove(path: Path) -> None:
         _log.warning("cannot remove %s, the next run will try again: %s", path, error)
 
 
-def quarantine(step: int, path: Path, reason: str, trash: Trash) -> Path:
+def quarantine(step: int, path: Path, reason: str, trash: Trash, create: Create | None = None) -> Path:
     """Set a step aside with ``reason.txt``; an older quarantine of the same step makes room for it."""
     target = layout.corrupt_path(path.parent, step)
     if target.exists():
         trash.put(target)
     rename(path, target)
-    write_file(target / layout.REASON, reason.encode() + b"\n")
+    write_file(target / layout.REASON, reason.encode() + b"\n", create)
     _log.warning("checkpoint %s does not verify and was moved to %s: %s", path.name, target.name, reason)
     return target
 

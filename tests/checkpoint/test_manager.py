@@ -238,19 +238,24 @@ def test_wrong_arguments_are_told_in_one_line(tmp_path: Path, call: Callable[[Pa
     assert "\n" not in str(error.value)
 
 
-def test_a_full_disk_raises_with_the_frame_and_leaves_the_step_before(small_disk: Callable[[str, int], Path]) -> None:
+@pytest.mark.parametrize(
+    ("look_first", "seen"),
+    [(False, "torch/distributed/checkpoint/filesystem.py"), (True, "ezpz_elastic/checkpoint/preflight.py")],
+)
+def test_a_full_disk_raises_with_the_frame_and_leaves_the_step_before(
+    small_disk: Callable[[str, int], Path], look_first: bool, seen: str
+) -> None:
     disk = small_disk("disk", 1 << 20)
-    training, manager = Training(width=128), CheckpointManager(disk / "ckpts")
+    training, manager = Training(width=128), CheckpointManager(disk / "ckpts", preflight=look_first)
     training.step()
     manager.save(1, training.state())
     before = training.tensors()
-    (disk / "filler").write_bytes(bytes(600_000))
+    (disk / "filler").write_bytes(bytes(700_000))
     with pytest.raises(SaveFailed) as error:
         manager.save(2, training.state())
     text = str(error.value)
     assert "[Errno 28] No space left on device" in text
-    assert "torch/distributed/checkpoint/filesystem.py" in text
-    assert "rank 0 writing" in text
+    assert seen in text
     assert error.value.errno == errno.ENOSPC
     assert sorted(path.name for path in (disk / "ckpts").glob("step-*")) == ["step-1"]
     resumed = Training(width=128, seed=9)
