@@ -181,7 +181,7 @@ class _Told:
         return _code(ordered[0]) if ordered else None
 
     def _everywhere(self) -> bool | None:
-        """Whether every host saw its workers fail before the first step, and in the same way.
+        """Whether every host saw its workers fail, and in the same way.
 
         Ranks that their own agent stopped, because a sibling had failed, had no chance to tell and do not count. Nor
         does a bare exit code 1, which is what any exception ends with, beside exceptions that were told.
@@ -190,8 +190,7 @@ class _Told:
         ways = {item.error.type if item.error is not None else f"code {_code(item)}" for item in exits}
         if any(item.error is not None for item in exits):
             ways.discard("code 1")
-        stepped = any(item.step is not None for item in exits) or any(r.step is not None for r in self._reports)
-        if stepped or len(ways) > 1 or any(_code(item) == 0 for item in exits):
+        if len(ways) > 1 or any(_code(item) == 0 for item in exits):
             return False
         silent = {member.host for member in self._roster.members} - {item.host for item in exits}
         return None if silent or not exits else True

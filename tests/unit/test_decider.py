@@ -306,7 +306,7 @@ def test_steps_are_the_furthest_that_any_host_told() -> None:
 @pytest.mark.parametrize(
     ("steps", "leaves"),
     [
-        ({A: 30, B: 30, C: None}, C),  # C said nothing within the settle window
+        ({A: 30, B: None, C: 30}, B),  # B said nothing within the settle window
         ({C: 30, A: 29, B: 30}, A),  # A's step counter stood still first
         ({C: 30, B: 30, A: 30}, A),  # A was the slowest to report
         ({A: None, B: 30, C: 29}, C),  # both hints are equal, and then the higher slot goes

@@ -59,6 +59,13 @@ def test_the_flag_is_called_as_the_command_calls_it() -> None:
     assert "--max-retries=0" in decision.reason
 
 
+def test_an_exit_code_told_as_a_negative_signal_is_told_as_a_shell_would() -> None:
+    decision = decide(
+        Verdict(RETRYABLE, Cause.UNKNOWN, "x"), History(), situation(exit_code=-9), Limits(max_restarts=0)
+    )
+    assert decision.exit_code == 137
+
+
 def test_a_backoff_of_nothing_waits_for_nothing() -> None:
     decision = decide(Verdict(RETRYABLE, Cause.WORKER_EXIT, "x"), History(in_place=9), situation(), Limits(backoff=()))
     assert decision.delay == 0
@@ -122,6 +129,20 @@ def test_a_stop_line_stays_one_line_whatever_the_names_contain() -> None:
     line = stop_line(decision)
     assert line.count("\n") == decision.reason.count("\n") == 0
     assert line.startswith("FAILOVER STOP: exhausted (host_lost; node 1, rm; ")
+
+
+def test_a_stop_line_names_no_host_on_a_weak_hint() -> None:
+    suspects = (Suspect("a", 0.05, "was the last to report"), Suspect("b", 1.0, "rank 1 was killed there"))
+    verdict = Verdict(RETRYABLE, Cause.WORKER_KILLED, "x", suspects=suspects)
+    decision = decide(verdict, History(), situation(), Limits(max_restarts=0))
+    assert "; suspect b; " in stop_line(decision)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in VerdictKind if kind is not VerdictKind.EXHAUSTED])
+def test_a_round_that_could_not_be_formed_ends_the_job_whatever_the_verdict(kind: VerdictKind) -> None:
+    nobody = situation(hosts=(), spares=("s", "t"), unformed=True)
+    decision = decide(Verdict(kind, Cause.UNKNOWN, "x"), History(), nobody, Limits())
+    assert (decision.action, decision.kind) == (Action.STOP, "exhausted")
 
 
 def test_a_stop_line_names_a_few_hosts_and_counts_the_rest() -> None:
