@@ -28,6 +28,7 @@ _HOW = {"expired": LostHow.EXPIRED, "refused": LostHow.REFUSED, "left": LostHow.
 _SILENT_WEIGHT = 0.2  # said nothing while others reported: weak, since the settle window is short
 _BEHIND_WEIGHT = 0.2  # its step counter stood still earlier than everybody else's
 _LAST_WEIGHT = 0.05  # slowest to report: hardly more than noise, but better than position
+_LARGEST_STEP = 2**53  # no counter gets there, and beyond it JSON readers disagree on numbers
 _FEW = 4  # more hosts than that with the same weak hint single out nobody
 
 
@@ -91,7 +92,8 @@ class _Told:
             verdict = self._unexplained()
         if verdict.kind is VerdictKind.BAD_NODE_BLIND:
             verdict = msgspec.structs.replace(verdict, suspects=(*verdict.suspects, *self._weak_hints()))
-        return msgspec.structs.replace(verdict, note=_joined(verdict.note, *self._notes))
+        step, note = _newest((verdict.step,)), _joined(verdict.note, *self._notes)
+        return msgspec.structs.replace(verdict, step=step, note=note)
 
     def situation(self, verdict: Verdict) -> Situation:
         """Where the job stands."""
@@ -158,7 +160,7 @@ class _Told:
             hints += _hints([last], _LAST_WEIGHT, "was the last to report")
         steps: dict[str, int] = {}
         for report in self._reports:
-            if report.step is not None:
+            if report.step is not None and report.step >= 0:
                 steps[report.member_id] = max(report.step, steps.get(report.member_id, report.step))
         least = min(steps.values(), default=0)
         behind = [self._members[member_id] for member_id, step in steps.items() if step == least]
@@ -234,7 +236,7 @@ def _code(item: WorkerExit) -> int:
 
 
 def _newest(steps: Iterable[int | None]) -> int | None:
-    return max((step for step in steps if step is not None), default=None)
+    return max((step for step in steps if step is not None and 0 <= step <= _LARGEST_STEP), default=None)
 
 
 def _joined(*notes: str) -> str:

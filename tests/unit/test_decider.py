@@ -6,11 +6,27 @@ import random
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ezpz_elastic.decide.decider import make_decider
-from ezpz_elastic.decide.evidence import AgentSignalled, ErrorRecord, Evidence, IdleTimeout, SchedulerFact, WorkerExit
+from ezpz_elastic.decide.evidence import (
+    Accusation,
+    AgentSignalled,
+    Certainty,
+    ErrorRecord,
+    Evidence,
+    HostProbe,
+    IdleTimeout,
+    LeaseLost,
+    LogMatch,
+    LostHow,
+    Role,
+    SchedulerFact,
+    WorkerExit,
+)
 from ezpz_elastic.decide.policy import History, Limits, chores, stop_line
-from ezpz_elastic.decide.verdict import Verdict
+from ezpz_elastic.decide.verdict import Cause, Verdict
 from rendezvous.records import Action, Case, Decision, LostMember, Member, Outcome, Report, Roster, decode, encode
 
 
@@ -359,6 +375,54 @@ def test_a_decision_crosses_the_store_and_comes_back() -> None:
     assert decode(encode(decision), Decision, "decision/1") == decision
 
 
+@pytest.mark.parametrize("step", [-1, 10**30])
+def test_a_step_that_no_counter_can_have_is_no_step(step: int) -> None:
+    decision = decide(case(report(B, WorkerExit(B.host, 1, signal=9, step=step), step=step, durable=step)))
+    history = msgspec.json.decode(decision.ledger, type=History)
+    assert (history.step, history.durable) == (None, None)
+
+
 def test_what_a_machine_lacks_is_told_in_the_verdict() -> None:
     decision = make_decider(Limits(), machine_note="no signatures for this machine")(case(report(A, IdleTimeout(60.0))))
     assert "no signatures" in verdict_of(decision).note
+
+
+words = st.text(max_size=20) | st.sampled_from([A.host, B.host, "train.py", "Connection closed by peer [127.0.0.3]"])
+small = st.none() | st.integers(-3, 300)
+errors = st.builds(ErrorRecord, words, words, st.lists(st.tuples(words, st.integers(), words), max_size=2).map(tuple))
+any_evidence = st.one_of(
+    st.builds(WorkerExit, words, st.integers(-2, 5), st.just(0), st.integers(-2, 3), small, small, st.booleans(),
+              small, st.none() | errors, st.lists(words, max_size=2).map(tuple)),
+    st.builds(LogMatch, words, words, st.sampled_from(Cause), st.sampled_from(Role), st.sampled_from(Certainty), words,
+              rank=small, host=st.none() | words, peer=st.none() | words, code=small),
+    st.builds(LeaseLost, words, st.sampled_from(LostHow)),
+    st.builds(Accusation, words, words, small, st.none() | st.booleans(), words),
+    st.builds(HostProbe, words, words, st.booleans()),
+    st.builds(SchedulerFact, st.none() | st.floats(0, 1e6), st.none() | words, words),
+    st.builds(IdleTimeout, st.floats(0, 1e6), st.lists(st.tuples(st.integers(-2, 5), words), max_size=3).map(tuple)),
+    st.builds(AgentSignalled, words, st.integers(1, 64)),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B, SPARE]), st.lists(any_evidence, max_size=4), small), max_size=4),
+    st.sampled_from(Outcome),
+    st.booleans(),
+)
+def test_whatever_agents_report_there_is_a_decision_and_only_hosts_of_the_round_leave(
+    told: list[tuple[Member, list[Evidence], int | None]], outcome: Outcome, lost: bool
+) -> None:
+    reports = [report(who, *evidence, outcome=outcome, step=step) for who, evidence, step in told]
+    decision = decide(case(*reports, lost=((B, "expired"),) if lost else (), spares=(SPARE,)))
+    assert {r.host for r in decision.retired} <= {A.host, B.host}
+    everyone = {r.member_id for r in reports} >= {A.id, B.id}
+    assert (decision.action is Action.FINISH) == (everyone and outcome is Outcome.SUCCEEDED)
+    assert decode(encode(decision), Decision, "decision/1") == decision
+
+
+@given(
+    st.binary(max_size=200) | st.recursive(st.none() | st.integers(), st.lists, max_leaves=9).map(msgspec.json.encode)
+)
+def test_whatever_bytes_stand_in_a_report_there_is_a_decision(raw: bytes) -> None:
+    assert decide(case(report(A, raw=raw), spares=(SPARE,))).action is Action.RESTART
