@@ -63,6 +63,6 @@ def detect_machine(
             return machine
     variables = os.environ if environment is None else environment
     for machine in ranked:
-        if any(wanted in variables.get(name, "\0") for name, wanted in machine.environment.items()):
+        if any(name in variables and wanted in variables[name] for name, wanted in machine.environment.items()):
             return machine
     return machines()["generic"]

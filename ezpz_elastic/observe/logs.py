@@ -108,6 +108,7 @@ class LogFollower:
         self._last_step: int | None = None
         self._file: tuple[int, int] | None = None
         self._offset = 0
+        self._closed = False
 
     @property
     def last_step(self) -> int | None:
@@ -116,7 +117,9 @@ class LogFollower:
         return self._last_step if step is None else step
 
     def poll(self) -> tuple[LogMatch, ...]:
-        """The matches in whole lines that were added since the last call."""
+        """The matches in whole lines that were added since the last call; none after ``close``."""
+        if self._closed:
+            return ()
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -136,9 +139,11 @@ class LogFollower:
         return self._take()
 
     def close(self) -> tuple[LogMatch, ...]:
-        """The writer has ended: the matches that waited for the end of the last line."""
+        """The writer has ended: the matches in what is left, the last line without an end included."""
+        taken = self.poll()
+        self._closed = True
         self._scanner.finish()
-        return self._take()
+        return taken + self._take()
 
     def _restart(self) -> None:
         self._last_step = self.last_step

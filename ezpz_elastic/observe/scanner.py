@@ -88,7 +88,13 @@ class Scanner:
         return self._steps.last
 
     def feed(self, chunk: bytes) -> None:
-        """Scan the next bytes of the log."""
+        """Scan the next bytes of the log.
+
+        Raises:
+            ValueError: the scanner was finished or closed before.
+        """
+        if not self._open:
+            raise ValueError("the scanner was closed")
         if not chunk:
             return
         self._fed, self.bytes = self.bytes, self.bytes + len(chunk)
@@ -137,7 +143,9 @@ class Scanner:
     def _skip(self, chunk: bytes) -> None:
         """Nothing was hit: count lines, keep the tail."""
         cut = chunk.rfind(b"\n") + 1
-        self._steps.see(chunk, cut)
+        if not self._steps.see(chunk, cut) and self._tail:
+            first = self._tail + chunk[: chunk.find(b"\n") + 1]
+            self._steps.see(first, len(first))
         self._number += self._tail.count(b"\n") + self._count(chunk, cut)
         self._base += len(self._tail) + cut
         self._tail = chunk[cut:]

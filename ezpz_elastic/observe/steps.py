@@ -28,11 +28,15 @@ class StepTracker:
     def __init__(self) -> None:
         self.last: int | None = None
 
-    def see(self, chunk: bytes, end: int) -> None:
-        """Take note of a chunk up to ``end``, in order. Costs a few microseconds where progress lines are dense."""
+    def see(self, chunk: bytes, end: int) -> bool:
+        """Take note of a chunk up to ``end``, in order; whether it shows a step.
+
+        Costs a few microseconds where progress lines are dense.
+        """
         found = self._last_in(chunk, end)
         if found is not None:
             self.last = found
+        return found is not None
 
     def before(self, buffer: bytes, at: int) -> int | None:
         """The last step shown before position ``at`` of ``buffer``, the chunks before it included."""
