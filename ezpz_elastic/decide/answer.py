@@ -91,9 +91,9 @@ def _costly(view: View, asked: Plan, history: History, leave: _Leave) -> Decisio
 def _leave(view: View, asked: Plan, history: History) -> _Leave:
     """The lost leave in any case; the others as far as the retirement limit and the spares allow."""
     situation, limits = view.situation, view.limits
-    gone = [host for host in situation.hosts if host in set(situation.lost)]
-    lost = tuple(NamedHost(host, Provenance.LOST) for host in gone)
-    judged = tuple(host for host in asked.hosts if host.name not in set(gone))
+    gone = set(situation.lost)
+    lost = tuple(NamedHost(host, Provenance.LOST) for host in situation.hosts if host in gone)
+    judged = tuple(host for host in asked.hosts if host.name not in gone)
     if not judged:
         return _Leave(asked.move, asked.why, lost)
     if len(history.retirements) >= limits.max_retirements:

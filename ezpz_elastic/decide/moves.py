@@ -173,8 +173,8 @@ def _blind(view: View) -> Plan:
     pick = most_suspect(view.history, view.situation.hosts)
     if pick is None or view.situation.lost:
         return Plan(Move.IN_PLACE, "the hosts that are gone may explain it", chores=sweep)
-    tie = all(item.weight == 0.0 for item in view.history.suspicion)
-    why = f"nothing says which host, {pick} is {'as suspect as any other' if tie else 'the most suspect'}"
+    hinted = any(item.host == pick for item in view.history.suspicion)
+    why = f"nothing says which host, {pick} is {'the most suspect' if hinted else 'as suspect as any other'}"
     return Plan(Move.ROTATE, why, (NamedHost(pick, Provenance.BLIND),), chores=sweep)
 
 

@@ -32,8 +32,8 @@ def suspected(history: History, verdict: Verdict, situation: Situation) -> Histo
     hints = [(host.name, 1.0) for host in verdict.hosts] + [(hint.name, hint.weight) for hint in verdict.suspects]
     weights = {item.host: item.weight for item in history.suspicion}
     for host, weight in hints:
-        if host in here:
-            weights[host] = weights.get(host, 0.0) + min(max(weight, 0.0), 1.0)
+        if host in here and weight > 0:
+            weights[host] = weights.get(host, 0.0) + min(weight, 1.0)
     heaviest = sorted(weights.items(), key=lambda item: -item[1])[:KEPT_HOSTS]
     absent = history.absent
     if verdict.kind is VerdictKind.BAD_NODE_BLIND:

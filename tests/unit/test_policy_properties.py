@@ -15,7 +15,7 @@ from rendezvous.records import Action, Decision
 
 HOSTS = [f"x1922c{n}s6b0n0-hsn0.hsn.cm.sunspot.alcf.anl.gov" for n in range(8)]
 LEDGER_LIMIT = 16 * 1024
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 EVIDENCE = (Provenance.SCRAPED, Provenance.LOST, Provenance.INFERRED, Provenance.ACCUSED, Provenance.PROBED)
 ENDS = {VerdictKind.SUCCESS, VerdictKind.WALLTIME, VerdictKind.PREEMPTED, VerdictKind.INTERRUPTED}
 GOES_ON = [kind for kind in VerdictKind if kind not in ENDS | {VerdictKind.EXHAUSTED, VerdictKind.STUCK_PRE_TRAINING}]
