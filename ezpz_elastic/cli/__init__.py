@@ -3,8 +3,9 @@
 Nothing is imported for a command that was not asked for: ``ezpz-elastic scrape`` must not pay for torch. So a command
 file is imported when its command is called, and for ``--help`` the first line of its docstring is read without
 importing it. A file that offers several sub-commands defines ``app`` (a ``typer.Typer``) instead of ``run``; one that
-passes unknown arguments on defines ``CONTEXT`` (click's context settings) beside it. ``run`` returns the exit code.
-Files whose names begin with ``_`` are shared parts and no commands.
+passes unknown arguments on defines ``CONTEXT`` (click's context settings) beside it; one that reads a foreign command
+line defines ``verbatim``, which is given every word as it stands, ``--verbose`` and ``--`` included. Each returns the
+exit code. Files whose names begin with ``_`` are shared parts and no commands.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     ours = words[: words.index("--")] if "--" in words else words
     verbose = "--verbose" in ours
     try:
-        code = _run([word for word in ours if word != "--verbose"] + words[len(ours) :])
+        code = _run(words, [word for word in ours if word != "--verbose"] + words[len(ours) :])
     except UsageError as error:
         if verbose:
             raise
@@ -44,7 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     raise SystemExit(code)
 
 
-def _run(words: list[str]) -> int:
+def _run(given: list[str], words: list[str]) -> int:
+    """Find the command and call it; ``words`` are those ``given`` without our own ``--verbose``."""
     known = commands()
     if not words or words[0] in {"-h", "--help", "help"}:
         width = max(map(len, known), default=0)
@@ -60,6 +62,8 @@ def _run(words: list[str]) -> int:
     if words[0] not in known:
         raise UsageError(f"no command {words[0]!r}", expected=f"one of {', '.join(known)}")
     module = import_module(f"ezpz_elastic.cli.{words[0].replace('-', '_')}")
+    if (verbatim := getattr(module, "verbatim", None)) is not None:
+        return int(verbatim(given[given.index(words[0]) + 1 :]))
     return _call(module, words)
 
 
