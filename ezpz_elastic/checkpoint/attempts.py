@@ -6,7 +6,7 @@ import errno
 import logging
 from pathlib import Path
 
-from ezpz_elastic.checkpoint.errors import ShardWriteError
+from ezpz_elastic.checkpoint.errors import TARGET_ERRNOS, ShardWriteError
 from ezpz_elastic.checkpoint.placer import Placer
 from ezpz_elastic.checkpoint.striping import NoRoom, Placement
 
@@ -15,9 +15,6 @@ __all__ = ["Attempts"]
 _log = logging.getLogger(__name__)
 
 LIMIT = 4
-# What another target may not say: the target is full (ENOSPC), broken (EIO), down (ESHUTDOWN, ENOTCONN) or has
-# forgotten the file (ESTALE). A quota or a permission is the same everywhere.
-_TARGET = frozenset({errno.ENOSPC, errno.EIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.ESTALE, errno.EREMOTEIO})
 
 
 class Attempts:
@@ -52,7 +49,7 @@ class Attempts:
         """
         self._count += 1
         if self._placer is not None:
-            self._placer.create(self._path, self.placement)
+            self.placement = self._placer.create(self._path, self.placement)
 
     def after(self, error: OSError) -> None:
         """Choose the next place after ``error``.
@@ -63,7 +60,7 @@ class Attempts:
         self._path.unlink(missing_ok=True)
         self.failed = (*self.failed, *self.placement.osts)
         final = ShardWriteError(error, str(self._path), self.failed)
-        if error.errno not in _TARGET or self._count >= LIMIT:
+        if error.errno not in TARGET_ERRNOS or self._count >= LIMIT:
             raise final from error
         if self._placer is None:
             # One place only: full stays full, while a broken connection may be back by now.

@@ -6,9 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Create", "rename", "sync_directory", "write_file"]
+from ezpz_elastic.checkpoint.errors import TARGET_ERRNOS
 
-Create = Callable[[Path], None]
+__all__ = ["CREATE_LIMIT", "Create", "rename", "sync_directory", "write_file"]
+
+# Makes an empty file on a storage target; the number says how many targets have failed for this file already.
+Create = Callable[[Path, int], None]
+CREATE_LIMIT = 3
 
 
 def sync_directory(path: Path) -> None:
@@ -32,16 +36,28 @@ def write_file(path: Path, data: bytes, create: Create | None = None) -> None:
     Args:
         path: where.
         data: what.
-        create: makes the empty file first, on a storage target of its choice.
+        create: makes the empty file first, on a storage target of its choice; asked again, for another, if that one is
+            full or broken.
     """
     beside = path.with_name(path.name + ".tmp")
-    if create is not None:
-        create(beside)
-    with beside.open("wb") as file:
+    for attempt in range(CREATE_LIMIT if create is not None else 1):
+        try:
+            if create is not None:
+                create(beside, attempt)
+            _write_whole(beside, data)
+            break
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            if create is None or attempt + 1 == CREATE_LIMIT or error.errno not in TARGET_ERRNOS:
+                raise
+    os.replace(beside, path)  # noqa: PTH105  one spelling for every rename, so that tests can count them
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)  # noqa: PTH105  one spelling for every rename, so that tests can count them
 
 
 def rename(old: Path, new: Path) -> None:

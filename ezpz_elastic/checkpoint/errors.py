@@ -12,6 +12,8 @@ import msgspec
 from ezpz_elastic.errors import UsageError
 
 __all__ = [
+    "STORAGE_ERRNOS",
+    "TARGET_ERRNOS",
     "CheckpointError",
     "CorruptCheckpoint",
     "Failure",
@@ -40,6 +42,12 @@ STORAGE_ERRNOS = frozenset(
         errnos.ETIMEDOUT,
         errnos.EREMOTEIO,
     }
+)
+
+# What another target may not say: the target is full, broken, down, or has forgotten the file. A quota or a permission
+# is the same everywhere.
+TARGET_ERRNOS = frozenset(
+    {errnos.ENOSPC, errnos.EIO, errnos.ESHUTDOWN, errnos.ENOTCONN, errnos.ESTALE, errnos.EREMOTEIO}
 )
 
 

@@ -7,9 +7,10 @@ be passed to plain ``dcp.save`` and ``dcp.load``. The directory they write is a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import queue
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ from torch.futures import Future
 
 from ezpz_elastic.checkpoint import layout, manifest
 from ezpz_elastic.checkpoint.attempts import Attempts
-from ezpz_elastic.checkpoint.durable import Create, sync_directory
+from ezpz_elastic.checkpoint.durable import CREATE_LIMIT, sync_directory
+from ezpz_elastic.checkpoint.errors import TARGET_ERRNOS
 from ezpz_elastic.checkpoint.manifest import FileEntry, Manifest
 from ezpz_elastic.checkpoint.placer import Assignment, Placer, estimate, estimate_items, placer_for
 from ezpz_elastic.checkpoint.reader import VerifiedReader
@@ -47,7 +49,7 @@ class SummingFileSystem(FileSystem):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.written: dict[str, FileEntry] = {}
-        self.create: Create | None = None
+        self.create: Callable[[Path], None] | None = None
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
@@ -230,9 +232,7 @@ class StripedWriter(FileSystemWriter):  # type: ignore[misc]
                     entries[entry.name] = structs.replace(entry, rank=rank)
                     self.failed.update(result.failed)
         plain = [[WriteResult(r.index, r.size_in_bytes, r.storage_data) for r in part] for part in results]
-        self.fs.create = self.create_control
-        super().finish(metadata, plain)
-        self.fs.create = None
+        self._write_metadata(metadata, plain)
         entries[layout.METADATA] = self.fs.written[layout.METADATA]
         body = Manifest(
             files=tuple(entries[name] for name in sorted(entries)),
@@ -243,7 +243,19 @@ class StripedWriter(FileSystemWriter):  # type: ignore[misc]
         manifest.write(Path(self.path), body, self.create_control)
         sync_directory(Path(self.path))
 
-    def create_control(self, path: Path) -> None:
+    def _write_metadata(self, metadata: Any, results: list[list[WriteResult]]) -> None:
+        for attempt in range(CREATE_LIMIT):
+            self.fs.create = functools.partial(self.create_control, attempt=attempt)
+            try:
+                super().finish(metadata, results)
+                return
+            except OSError as error:
+                if self.placer is None or attempt + 1 == CREATE_LIMIT or error.errno not in TARGET_ERRNOS:
+                    raise
+            finally:
+                self.fs.create = None
+
+    def create_control(self, path: Path, attempt: int) -> None:
         """Create one of the coordinator's small files where there is room."""
         if self.placer is not None:
-            self.placer.create_control(path, self.assignment.control)
+            self.placer.create_control(path, self.assignment.control, attempt)

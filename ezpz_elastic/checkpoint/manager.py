@@ -256,10 +256,10 @@ class CheckpointManager:
             self._placer_known = True
         return self._placer
 
-    def _create(self, path: Path) -> None:
+    def _create(self, path: Path, attempt: int) -> None:
         placer = self._where()
         if placer is not None:
-            placer.create_control(path, placer.control())
+            placer.create_control(path, placer.control(), attempt)
 
     def _room(self, sizes: list[int]) -> list[Assignment]:
         if not self._preflight:

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from ezpz_elastic.checkpoint import striping
+from ezpz_elastic.checkpoint.durable import CREATE_LIMIT
+from ezpz_elastic.checkpoint.errors import TARGET_ERRNOS
 from ezpz_elastic.checkpoint.lustre import Lfs, find
 from ezpz_elastic.checkpoint.lustre_text import Quota
 from ezpz_elastic.checkpoint.striping import Ost, Placement, Policy
@@ -37,12 +39,12 @@ class Assignment(msgspec.Struct, frozen=True):
 
     Args:
         shards: a placement per file of this rank.
-        control: for the coordinator's own small files.
+        control: for the coordinator's own small files, one after the other if one fails.
         avoid: targets that were left out because they failed before.
     """
 
     shards: tuple[Placement, ...] = ()
-    control: Placement = Placement()
+    control: tuple[Placement, ...] = ()
     avoid: tuple[int, ...] = ()
 
 
@@ -97,19 +99,19 @@ class Placer:
                 raise
             # Better a target that failed once than no checkpoint.
             placed, avoid = striping.place(parts, table.osts, self._policy), frozenset()
-        control = striping.first_healthy(table.osts, self._policy, avoid)
+        control = striping.healthy(table.osts, self._policy, avoid)[:CREATE_LIMIT]
         return [
             Assignment(placed[rank * files : (rank + 1) * files], control, tuple(sorted(avoid)))
             for rank in range(len(sizes))
         ]
 
-    def control(self) -> Placement:
+    def control(self) -> tuple[Placement, ...]:
         """Where a small file of ours can go now; nowhere in particular if the file system does not tell."""
         try:
-            return striping.first_healthy(self.table().osts, self._policy, self._failed)
+            return striping.healthy(self.table().osts, self._policy, self._failed)[:CREATE_LIMIT]
         except (OSError, striping.NoRoom) as error:
             self._complain(f"cannot choose a target for a small file: {error}")
-            return Placement()
+            return ()
 
     def another(self, rank: int, size: int, avoid: Sequence[int]) -> Placement:
         """Another place for a shard whose target failed.
@@ -120,23 +122,31 @@ class Placer:
         """
         return striping.replacement(rank, size, self._lfs.df(self._directory, self._pool), self._policy, avoid)
 
-    def create(self, path: Path, placement: Placement) -> None:
+    def create(self, path: Path, placement: Placement) -> Placement:
         """Create ``path`` on its target, before anybody opens it.
+
+        Returns:
+            Where it is; nowhere in particular if ``lfs`` itself failed, which leaves the choice to the file system.
 
         Raises:
             OSError: the target refuses, with the errno it refused with.
         """
         if not placement.osts:
-            return
+            return placement
         path.unlink(missing_ok=True)
-        self._lfs.setstripe(path, placement, self._pool)
-
-    def create_control(self, path: Path, placement: Placement) -> None:
-        """Like ``create`` for a small file; where that fails the file system chooses."""
         try:
-            self.create(path, placement)
+            self._lfs.setstripe(path, placement, self._pool)
         except OSError as error:
+            if error.errno in TARGET_ERRNOS:
+                raise
             self._complain(f"cannot place {path}: {error}")
+            return Placement()
+        return placement
+
+    def create_control(self, path: Path, places: Sequence[Placement], attempt: int) -> None:
+        """Like ``create`` for a small file, on the ``attempt``-th of ``places``; if none, the file system chooses."""
+        if attempt < len(places):
+            self.create(path, places[attempt])
 
     def _complain(self, what: str) -> None:
         if not self._complained:

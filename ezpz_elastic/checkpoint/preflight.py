@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ezpz_elastic.checkpoint.errors import NoSpace
+from ezpz_elastic.checkpoint.lustre import LfsError
 from ezpz_elastic.checkpoint.placer import Assignment, Placer
 from ezpz_elastic.checkpoint.striping import NoRoom, Ost
 
 __all__ = ["check"]
+
+_log = logging.getLogger(__name__)
 
 
 def check(
@@ -44,7 +48,11 @@ def check(
         if needed > free:
             raise refuse(errno.ENOSPC, f"free {_size(free)}")
         return [Assignment()] * len(sizes)
-    table = placer.table()
+    try:
+        table = placer.table()
+    except LfsError as error:
+        _log.warning("lfs does not answer (%s): this save is placed by the file system", error)
+        return [Assignment()] * len(sizes)
     quotas = ", ".join(f"{quota.kind} quota left {_size(quota.left or 0)}" for quota in table.quotas) or "no quota"
     for quota in table.quotas:
         if quota.left is not None and needed > quota.left:

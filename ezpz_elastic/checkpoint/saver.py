@@ -103,7 +103,7 @@ class Save:
         self._request = request
         self._tools = tools
         self._partial = layout.partial_path(request.directory, request.step)
-        self._writer = StripedWriter(self._partial, thread_count=request.threads, placer=tools.placer)
+        self._writer = StripedWriter(self._partial, thread_count=request.threads, striping="off", placer=tools.placer)
         self._planning = Planning(tools.plans, self._writer)
         self._data: Any = self._planning.planner
         self._plan: Any = None

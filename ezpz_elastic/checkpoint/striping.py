@@ -19,7 +19,7 @@ import msgspec
 
 from ezpz_elastic.checkpoint.balance import Loads, balance
 
-__all__ = ["NoRoom", "Ost", "Placement", "Policy", "first_healthy", "place", "replacement", "usable"]
+__all__ = ["NoRoom", "Ost", "Placement", "Policy", "healthy", "place", "replacement", "usable"]
 
 GB = 10**9
 
@@ -52,8 +52,8 @@ class Policy(msgspec.Struct, frozen=True):
         stripe_size: bytes per stripe of a widened shard.
         widen_above: shards larger than this, bytes, are striped over several targets. 100 GB is where OLCF's and
             NERSC's guides move from one stripe to several.
-        margin: share of a target that is left free.
-        margin_bytes: and at least so many bytes, because space runs out for everybody at once.
+        margin: share of a target that is left free, because others write there too.
+        margin_bytes: and at least so many bytes, though never more than a twentieth of the target.
     """
 
     count: int = 0
@@ -96,14 +96,14 @@ def usable(osts: Sequence[Ost], policy: Policy, exclude: Collection[int] = ()) -
     for ost in osts:
         if not ost.active or ost.index in exclude or ost.inodes_free == 0:
             continue
-        left = ost.free - max(int(ost.total * policy.margin), policy.margin_bytes)
+        left = ost.free - max(int(ost.total * policy.margin), min(policy.margin_bytes, ost.total // 20))
         if left > 0:
             room[ost.index] = left
     return dict(sorted(room.items()))
 
 
-def first_healthy(osts: Sequence[Ost], policy: Policy, exclude: Collection[int] = ()) -> Placement:
-    """For ``.metadata`` and the manifest: the lowest-numbered target with room.
+def healthy(osts: Sequence[Ost], policy: Policy, exclude: Collection[int] = ()) -> tuple[Placement, ...]:
+    """For ``.metadata`` and the manifest: the targets with room, lowest number first.
 
     Raises:
         NoRoom: there is none.
@@ -111,7 +111,7 @@ def first_healthy(osts: Sequence[Ost], policy: Policy, exclude: Collection[int] 
     room = usable(osts, policy, exclude)
     if not room:
         raise NoRoom(0, {})
-    return Placement((min(room),), policy.stripe_size)
+    return tuple(Placement((index,), policy.stripe_size) for index in room)
 
 
 def place(

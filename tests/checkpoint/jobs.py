@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from checkpoint.training import Training, same
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -75,3 +79,26 @@ def replicated(rank: int, world: int, directory: str) -> bool:
     fresh = Training(seed=rank + world, width=256)
     state = fresh.state()
     return manager.restore(state) == 5 and same(fresh.tensors(), training.tensors()) and state["data"] == training.plain
+
+
+def full_targets(rank: int, world: int, root: str, environ: dict[str, str]) -> dict[str, Any]:
+    """Plain DCP and ours on a file system with full targets; what became of each."""
+    os.environ.update(environ)
+    training = Training(width=256)
+    training.step()
+    try:
+        dcp.save({"model": training.model}, checkpoint_id=Path(root) / "plain")
+        plain = "saved"
+    except CheckpointException as error:
+        plain = str(error)
+    manager = CheckpointManager(Path(root) / "ckpts")
+    errors = []
+    for step in (1, 2):
+        try:
+            manager.save(step, training.state())
+        except SaveFailed as error:
+            errors.append(str(error))
+    fresh = Training(seed=rank + world, width=256)
+    restored = None if errors else manager.restore(fresh.state())
+    manager.close()
+    return {"plain": plain, "errors": errors, "restored": restored, "same": same(fresh.tensors(), training.tensors())}
