@@ -12,6 +12,7 @@ import selectors
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +37,12 @@ from ezpz_elastic.errors import UsageError
 from ezpz_elastic.events import EventRelay
 from ezpz_elastic.ledger import say
 from ezpz_elastic.observe.exits import ExitWatch
+from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.process_tree import Guard, stop_all
 from ezpz_elastic.reporter import Reporter
 from ezpz_elastic.round_logs import RoundLogs
 from ezpz_elastic.signals import StopSignals
+from ezpz_elastic.signatures import load_library
 from rendezvous.handler import JobMismatch, Refused, Seat
 from rendezvous.links import RoundLink
 from rendezvous.records import Action, Decision
@@ -103,6 +106,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         del role
         self._signals = StopSignals(self._wake, self._handler.interrupted, self._hurry)
         self._guard = Guard(self._tag, [self._scratch])
+        # Compiling the signatures takes half a second, which no failure should wait for.
+        self._scanner = threading.Thread(target=lambda: warm_up(load_library()), name="ezpz-scanner", daemon=True)
         started = time.monotonic()
         try:
             with self._signals:
@@ -120,8 +125,13 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
 
     def _take_part(self) -> RunResult:
         try:
+            self._handler.join()
+            member = self._handler.member
+            self._journal.write(
+                "member_joined", self._handler.round, member=member.id, addr=member.addr, pid=member.pid
+            )
             while True:
-                with self._span("rendezvous"):
+                with self._span("rendezvous" if self._handler.took_part else "standby"):
                     seat = self._handler.next_seat()
                 self._begin(seat)
                 self._handler.obey(self._run_round(seat))
@@ -164,6 +174,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
                 group.workers[local_rank].id = pid
         self._signals.install()  # torch's PContext has put its own handlers in place
         group.state = WorkerState.HEALTHY
+        if self._scanner.ident is None:
+            self._scanner.start()
         for worker in group.workers:
             self._journal.write("worker_started", roster.round, rank=worker.global_rank, pid=worker.id)
 

@@ -14,7 +14,9 @@ from ezpz_elastic.decide.situation import Limits, OnBlind
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import RunLedger
+from ezpz_elastic.machines import Machine, find_machine
 from ezpz_elastic.settings import Settings, parse
+from ezpz_elastic.signatures import load_library
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import JobRecord, Member
@@ -35,18 +37,22 @@ class AgentHandler(EzpzRendezvousHandler):
     Args:
         settings: from ``--rdzv-conf``.
         journal: this host's journal.
+        machine: how hosts are spelled here.
+        note: what the reader of a verdict must know about the machine.
         arguments: passed on to ``EzpzRendezvousHandler``.
     """
 
-    def __init__(self, settings: Settings, journal: Journal, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, settings: Settings, journal: Journal, machine: Machine, note: str, **arguments: Any) -> None:
+        super().__init__(decider=make_decider(Limits()), **arguments)
         self.settings, self.journal = settings, journal
+        self._machine, self._note = machine, note
 
     def complete(self, max_restarts: int, workers: int) -> None:
         """Take in what torch tells only the agent: the restart budget and the number of local workers."""
         self.job = msgspec.structs.replace(self.job, max_restarts=max_restarts)
         self.member = msgspec.structs.replace(self.member, workers=workers)
-        self.decider = make_decider(Limits(max_restarts=max_restarts, on_blind=OnBlind(self.settings.on_blind)))
+        limits = Limits(max_restarts=max_restarts, on_blind=OnBlind(self.settings.on_blind))
+        self.decider = make_decider(limits, self._machine.key, self._note)
 
 
 def build_handler(params: RendezvousParameters) -> AgentHandler:
@@ -74,6 +80,9 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
             f"cannot listen on {addr}: {error}", hint="give this host's own address by --local-addr"
         ) from error
     server = _serve(host, port, params.run_id) if _is_mine(host, params.local_addr) else None
+    if os.environ.get("EZPZ_SIGNATURES"):
+        load_library()  # a user's mistake in it is told now, not at the first failure
+    machine, note = find_machine(settings.machine, hosts=[addr])
     journal = Journal(settings.directory(params.run_id), addr, params.run_id)
     job = JobRecord(
         run_id=params.run_id,
@@ -85,15 +94,24 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
         join_timeout=settings.join_timeout,
         lease_ttl=settings.lease_ttl,
     )
-    member = Member(id=new_id(), host=addr, key=addr.lower(), addr=addr, port=listener.port, pid=os.getpid(), workers=1)
+    member = Member(
+        id=new_id(),
+        host=addr,
+        key=machine.key(addr) or addr.lower(),
+        addr=addr,
+        port=listener.port,
+        pid=os.getpid(),
+        workers=1,
+    )
     return AgentHandler(
         settings=settings,
         journal=journal,
+        machine=machine,
+        note=note,
         store=TcpStore(host, server.port if server is not None else port, params.run_id),
         job=job,
         member=member,
         listener=listener,
-        decider=make_decider(Limits(on_blind=OnBlind(settings.on_blind))),
         ledger=RunLedger(journal),
         server=server,
     )

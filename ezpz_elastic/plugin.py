@@ -39,7 +39,7 @@ def impossible_nnodes(arguments: Sequence[str]) -> str:
         arguments: ``sys.argv``; the script's own arguments may follow torchrun's.
     """
     options = dict[str, str]()
-    for name, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for name, following in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = name.partition("=")
         options.setdefault(option.replace("_", "-"), value if equals else following)
     if options.get("--rdzv-backend") != "ezpz" or "--nnodes" not in options:

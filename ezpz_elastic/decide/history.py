@@ -58,7 +58,7 @@ class History(msgspec.Struct, frozen=True):
         seated: hosts that kept their slot in the last decision.
         used: restarts so far that made no progress.
         pending: what the last restart cost; given back if its round makes progress.
-        in_place: restarts that waited for their turn since the last progress; picks the backoff.
+        in_place: restarts that cost something since the last round that trained; picks the backoff.
         step: the highest training step any round reached; ``None`` if none was ever told.
         durable: the highest step of a complete checkpoint; ``None`` if none is known.
         blind: blind failures since the last progress.

@@ -72,7 +72,14 @@ def _remembered(view: View, before: History) -> History:
         blind=history.blind + (verdict.kind is VerdictKind.BAD_NODE_BLIND),
         pre_training=_pre_training(view, before),
         storage_waited=history.storage_waited + _waited_for_storage(view, before),
+        in_place=0 if _trained(view) else history.in_place,
     )
+
+
+def _trained(view: View) -> bool:
+    """Whether this round came as far as training. Waiting before the next one then gains nothing: the backoff is for
+    rounds that cannot even begin, and for storage, which needs time."""
+    return view.situation.step is not None and view.verdict.cause is not Cause.STORAGE
 
 
 def _pre_training(view: View, before: History) -> int:

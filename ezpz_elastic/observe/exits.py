@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import selectors
+import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import Worker
@@ -11,10 +14,21 @@ from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, P
 
 from ezpz_elastic.decide.evidence import Evidence, WorkerExit
 from ezpz_elastic.observe import progress
-from ezpz_elastic.observe.workers import DeathWatch, error_from_file, tail
+from ezpz_elastic.observe.logs import last_error, last_lines, scan_rank_log
+from ezpz_elastic.observe.steps import StepTracker
+from ezpz_elastic.observe.workers import DeathWatch, error_from_file
 from ezpz_elastic.round_logs import WorkerFiles
 
 __all__ = ["ExitWatch"]
+
+TAIL_LINES = 20
+"""Lines of stderr that go into the report, for people to read."""
+
+STEP_BYTES = 64 * 1024
+"""How much of a log's end is searched for the last step, where the script does not call ``progress``."""
+
+MATCHES = 12
+"""Matched lines reported from each end of a log: a report is a record in the store, not a copy of the log."""
 
 
 class ExitWatch:
@@ -47,20 +61,29 @@ class ExitWatch:
         status = self._reap(local_rank)
         if status == 0:
             return []
-        files = self._files[local_rank]
+        files, rank = self._files[local_rank], self._workers[local_rank].global_rank
         found = WorkerExit(
             host=self._host,
-            rank=self._workers[local_rank].global_rank,
+            rank=rank,
             local_rank=local_rank,
             order=self._failures,
             exit_code=status if status > 0 else None,
             signal=-status if status < 0 else None,
-            step=progress.read(files.progress).step,
-            error=error_from_file(files.error),
-            stderr_tail=tail(files.stderr),
+            step=_step(files),
+            error=error_from_file(files.error) or last_error(files.stderr),
+            stderr_tail=last_lines(files.stderr, TAIL_LINES),
         )
         self._failures += 1
-        return [found]
+        if found.signal == signal.SIGKILL:
+            return [found]  # a killed process has said nothing about it, and everybody waits for this report
+        return [found, *self._matches(files.stderr, rank), *self._matches(files.stdout, rank)]
+
+    def _matches(self, log: Path, rank: int) -> list[Evidence]:
+        """What signatures find in a worker's log: its first and its last lines."""
+        matches = scan_rank_log(log, rank=rank, host=self._host)
+        if len(matches) > 2 * MATCHES:
+            matches = matches[:MATCHES] + matches[-MATCHES:]
+        return list(matches)
 
     def _reap(self, local_rank: int) -> int:
         """The exit status as ``subprocess`` spells it: negative for a signal."""
@@ -82,12 +105,26 @@ class ExitWatch:
 
     def steps(self) -> tuple[int | None, int | None]:
         """The furthest step and the newest durable checkpoint that any local worker has told of."""
-        told = [progress.read(files.progress) for files in self._files.values()]
-        steps = [item.step for item in told if item.step is not None]
-        durable = [item.durable_step for item in told if item.durable_step is not None]
-        return max(steps, default=None), max(durable, default=None)
+        steps = [step for files in self._files.values() if (step := _step(files)) is not None]
+        told = [progress.read(files.progress).durable_step for files in self._files.values()]
+        return max(steps, default=None), max((step for step in told if step is not None), default=None)
 
     def close(self) -> None:
         """Let go of the descriptors."""
         for watch in self._watches.values():
             watch.close()
+
+
+def _step(files: WorkerFiles) -> int | None:
+    """A worker's last step: what it told by ``progress``, else what the end of its log shows."""
+    told = progress.read(files.progress).step
+    if told is not None:
+        return told
+    tracker = StepTracker()
+    for log in (files.stderr, files.stdout):
+        if log.exists():
+            with log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - STEP_BYTES))
+                end = file.read(STEP_BYTES)
+            tracker.see(end, len(end))
+    return tracker.last

@@ -1,7 +1,4 @@
-"""What a dead worker leaves behind: exit status, error file, the end of its stderr, its last step.
-
-Returns evidence and judges nothing.
-"""
+"""That a worker has died, and the exception torchelastic's error file holds. Returns evidence, judges nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +11,7 @@ from pathlib import Path
 
 from ezpz_elastic.decide.evidence import ErrorRecord
 
-__all__ = ["DeathWatch", "error_from_file", "tail"]
-
-TAIL_BYTES = 64 * 1024
-"""How much of a log's end is read: the last traceback with room to spare."""
+__all__ = ["DeathWatch", "error_from_file"]
 
 
 class DeathWatch:
@@ -82,14 +76,3 @@ def _frames(stack: str) -> tuple[tuple[str, int, str], ...]:
             if number.isdigit():
                 frames.append((parts[1], int(number), function))
     return tuple(frames)
-
-
-def tail(path: Path, lines: int = 20) -> tuple[str, ...]:
-    """The last lines of a log, decoded as far as possible; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            data = file.read()
-    except OSError:
-        return ()
-    return tuple(line[:500] for line in data.decode(errors="replace").splitlines()[-lines:])

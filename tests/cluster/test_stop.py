@@ -1,0 +1,84 @@
+"""However a job ends, nothing of it is left, and everybody who takes part leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+from support.cluster import JOBS, Cluster
+
+FAMILY = str(JOBS / "family.py")
+
+
+def family(cluster: Cluster, *options: str, conf: str = "") -> None:
+    for host in (2, 3):
+        cluster.start(host, [FAMILY, *options], conf=conf)
+    cluster.await_true(lambda: "family complete" in cluster.text("rounds/1/1/stdout.log"), "the family")
+    cluster.await_true(lambda: "family complete" in cluster.text("rounds/1/0/stdout.log"), "the family")
+    # Two agents with a guard each; two workers with a session child, two loaders and a resource tracker each.
+    assert len(cluster.alive()) >= 2 * 2 + 2 * 5, cluster.alive()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_agents_ends_the_whole_tree(cluster, signum):
+    family(cluster)
+    for agent in cluster.agents.values():
+        os.kill(agent.pid, signum)
+    assert [cluster.wait(2, 20), cluster.wait(3, 20)] == [128 + signum] * 2
+    assert cluster.outcome()["kind"] == "interrupted"
+    cluster.assert_nothing_left()
+
+
+def test_a_signal_to_one_active_agent_ends_the_job_everywhere(cluster):
+    family(cluster)
+    os.kill(cluster.agents[3].pid, signal.SIGTERM)
+    assert cluster.wait(3, 20) == 128 + signal.SIGTERM
+    assert cluster.wait(2, 20) == 128 + signal.SIGTERM
+    assert "FAILOVER STOP: interrupted" in cluster.output(2)
+    cluster.assert_nothing_left()
+
+
+def test_workers_that_ignore_signals_are_killed_when_the_grace_period_is_over(cluster):
+    family(cluster, "--stubborn", conf="grace=1")
+    for agent in cluster.agents.values():
+        os.kill(agent.pid, signal.SIGTERM)
+    cluster.wait(2, 15)
+    cluster.wait(3, 15)
+    cluster.assert_nothing_left()
+
+
+def test_a_signal_to_a_spare_ends_that_spare_alone(cluster):
+    family(cluster)
+    spare = cluster.start(4, [FAMILY])
+    cluster.await_true(lambda: cluster.text("journal/127.0.0.4.jsonl"), "the spare stands by")
+    os.kill(spare.pid, signal.SIGTERM)
+    assert cluster.wait(4, 10) == 128 + signal.SIGTERM
+    assert cluster.events("decision") == []
+    assert cluster.agents[2].poll() is None
+    for host in (2, 3):
+        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+    cluster.wait(2)
+    cluster.wait(3)
+    cluster.assert_nothing_left()
+
+
+def test_an_agent_that_is_killed_takes_its_workers_along(cluster):
+    family(cluster)
+    workers = cluster.workers(3, 1)
+    assert workers
+    os.kill(cluster.agents[3].pid, signal.SIGKILL)
+    cluster.await_true(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the orphans end", 10)
+    assert cluster.wait(2, 30) == 1
+    assert cluster.outcome()["kind"] == "exhausted"
+    cluster.assert_nothing_left()
+
+
+def test_a_job_that_succeeds_leaves_nothing_and_its_spare_exits_with_zero(cluster):
+    job = ["--no-python", "sleep", "2"]
+    for host in (2, 3, 4):
+        cluster.start(host, job)
+    assert [cluster.wait(host) for host in (2, 3, 4)] == [0, 0, 0]
+    assert cluster.outcome()["kind"] == "success"
+    cluster.assert_nothing_left()

@@ -1,0 +1,47 @@
+"""Leases are timed by the observer's own clock; a refused port answers at once."""
+
+from __future__ import annotations
+
+from support.builders import member
+
+from rendezvous.liveness import LeaseClock, Listener, refused
+
+
+def test_a_lease_ends_when_its_number_has_not_changed_for_its_time():
+    clock = LeaseClock(5.0)
+    for second in range(5):
+        assert clock.observe({"a": 1, "b": second}, float(second)) == {"a": float(second), "b": 0.0}
+    assert clock.observe({"a": 1, "b": 4}, 5.0)["a"] >= 5.0
+
+
+def test_an_observer_that_was_away_accuses_nobody():
+    clock = LeaseClock(5.0)
+    clock.observe({"a": 1}, 0.0)
+    assert clock.observe({"a": 1}, 100.0) == {"a": 0.0}
+    assert clock.observe({"a": 1}, 102.0) == {"a": 2.0}
+
+
+def test_a_lease_that_the_store_has_ended_is_over_at_once():
+    clock = LeaseClock(5.0)
+    clock.observe({"a": 7}, 0.0)
+    assert clock.observe({"a": None}, 1.0) == {"a": 5.0}
+
+
+def test_a_lease_that_is_no_longer_asked_for_is_forgotten():
+    clock = LeaseClock(5.0)
+    clock.observe({"a": 1}, 0.0)
+    clock.observe({}, 1.0)
+    assert clock.observe({"a": 1}, 2.0) == {"a": 0.0}
+
+
+def test_a_port_answers_while_its_agent_lives_and_refuses_when_it_is_gone():
+    listener = Listener("127.0.0.1")
+    alive = member("alive", port=listener.port)
+    assert refused([alive], 1.0) == []
+    listener.drain()
+    listener.close()
+    assert refused([alive], 1.0) == [alive]
+
+
+def test_an_unreachable_address_is_no_refusal():
+    assert refused([member("nowhere", addr="no-such-host.invalid", port=1)], 0.2) == []

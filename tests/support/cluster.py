@@ -1,0 +1,180 @@
+"""Real agents on loopback "hosts" of one machine, each a ``torchrun`` in a session of its own.
+
+Everything a cluster starts carries a mark in its environment, so that a test can tell what is left of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+MARK = "EZPZ_TEST_CLUSTER"
+JOBS = Path(__file__).parent / "jobs"
+
+Event = dict[str, object]
+
+
+def free_port(host: str) -> int:
+    """A port that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Agents on ``127.0.0.<n>``; the endpoint is on ``127.0.0.<first>``."""
+
+    def __init__(self, directory: Path, first: int = 2) -> None:
+        self.directory = directory
+        self.run_dir = directory / "run"
+        self.mark = uuid.uuid4().hex
+        self.endpoint = f"127.0.0.{first}:{free_port(f'127.0.0.{first}')}"
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.shared_before = set(Path("/dev/shm").iterdir())
+
+    def start(
+        self,
+        host: int,
+        script: Sequence[str],
+        *,
+        nnodes: str = "2:2",
+        nproc: int = 1,
+        max_restarts: int = 3,
+        conf: str = "",
+        command: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent of one host."""
+        torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
+        arguments = [
+            *(command or [torchrun, "--rdzv-backend=ezpz"]),
+            f"--rdzv-endpoint={self.endpoint}",
+            "--rdzv-id=job",
+            f"--nnodes={nnodes}",
+            f"--nproc-per-node={nproc}",
+            f"--local-addr=127.0.0.{host}",
+            f"--max-restarts={max_restarts}",
+            f"--rdzv-conf=run_dir={self.run_dir}" + (f",{conf}" if conf else ""),
+            *options,
+            *script,
+        ]
+        with (self.directory / f"host-{host}.log").open("wb") as log:
+            self.agents[host] = subprocess.Popen(
+                arguments,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=self.directory,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark},
+            )
+        return self.agents[host]
+
+    def output(self, host: int) -> str:
+        """Everything a host's agent has printed."""
+        return (self.directory / f"host-{host}.log").read_text(errors="replace")
+
+    def wait(self, host: int, timeout: float = 60.0) -> int:
+        """An agent's exit code."""
+        try:
+            return self.agents[host].wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"host {host} still runs after {timeout} s:\n{self.output(host)[-3000:]}") from None
+
+    def events(self, name: str = "") -> list[Event]:
+        """The journal of all hosts, in order of time."""
+        found: list[Event] = []
+        for path in (self.run_dir / "journal").glob("*.jsonl"):
+            lines = path.read_bytes().split(b"\n")[:-1]
+            found += [json.loads(line) for line in lines]
+        return sorted((e for e in found if not name or e["event"] == name), key=lambda event: event["ts"])  # type: ignore[arg-type,return-value]
+
+    def await_true(self, what: Callable[[], object], why: str, timeout: float = 60.0) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + timeout
+        while not what():
+            dead = {host: agent.poll() for host, agent in self.agents.items() if agent.poll() is not None}
+            if time.monotonic() > deadline:
+                outputs = "\n".join(f"--- host {host}:\n{self.output(host)[-2000:]}" for host in self.agents)
+                raise AssertionError(f"{why}: not within {timeout} s (ended agents: {dead})\n{outputs}")
+            time.sleep(0.02)
+
+    def await_step(self, step: int, round_number: int = 1, timeout: float = 60.0) -> None:
+        """Wait until rank 0 has printed a step of a round."""
+        log = self.run_dir / "rounds" / str(round_number) / "0" / "stdout.log"
+        wanted = f"step={step} "
+        self.await_true(
+            lambda: log.exists() and wanted in log.read_text(), f"step {step} of round {round_number}", timeout
+        )
+
+    def workers(self, host: int, round_number: int) -> list[int]:
+        """Pids of a host's workers in a round."""
+        started = [e for e in self.events("worker_started") if e["round"] == round_number]
+        return [int(str(e["pid"])) for e in started if e["host"] == f"127.0.0.{host}"]
+
+    def kill_host(self, host: int, round_number: int) -> None:
+        """Agent and workers at once, and make sure that they died of it."""
+        victims = [self.agents[host].pid, *self.workers(host, round_number)]
+        assert len(victims) > 1, "the host has no workers to lose"
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        assert self.agents[host].wait(10) == -signal.SIGKILL
+
+    def text(self, name: str) -> str:
+        """A file of the run directory; empty if there is none."""
+        path = self.run_dir / name
+        return path.read_text() if path.exists() else ""
+
+    def outcome(self) -> Event:
+        """``outcome.json``."""
+        loaded: Event = json.loads(self.text("outcome.json"))
+        return loaded
+
+    def rosters(self) -> list[list[str]]:
+        """The hosts of every round, in slot order."""
+        return [list(e["roster"]) for e in self.events("round_committed")]  # type: ignore[call-overload]
+
+    def alive(self) -> list[str]:
+        """Command lines of everything this cluster started that is still there."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        return found
+
+    def assert_nothing_left(self) -> None:
+        """No process, no port, no shared memory."""
+        self.await_true(lambda: not self.alive(), f"processes left: {self.alive()}", timeout=10)
+        host, port = self.endpoint.split(":")
+        with socket.socket() as probe:
+            assert probe.connect_ex((host, int(port))) != 0, "the endpoint still listens"
+        left = {
+            p for p in set(Path("/dev/shm").iterdir()) - self.shared_before if "torch" in p.name or "psm_" in p.name
+        }
+        assert not left, f"shared memory left: {left}"
+
+    def close(self) -> None:
+        """End whatever a failed test has left running."""
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark:
+                    process.kill()
+            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                continue
+        for agent in self.agents.values():
+            agent.wait()
