@@ -29,8 +29,8 @@ _OST_ROW = re.compile(
 )
 # "OST0002 : inactive device", "tegu-OST000a_UUID : Resource temporarily unavailable"
 _ABSENT_ROW = re.compile(r"\s*(?P<name>\S*OST(?P<index>[0-9a-fA-F]{4})\S*)\s*:\s*(?P<why>.+)\Z")
-# State letters that mean "no new objects here": D(egraded) only costs speed. R(ead only), S (no space), I (no inodes),
-# N (no precreate).
+# State letters (man lfs-df) that mean "no new objects here": R(ead-only), S (out of space), I (out of inodes), N (no
+# precreate). D(egraded) is avoided by Lustre itself and takes what is put there by name; f(lash) is no fault.
 _REFUSING = frozenset("RSIN")
 
 
@@ -41,7 +41,7 @@ class Layout(msgspec.Struct, frozen=True):
         count: stripes; -1 for all targets.
         stripe_size: bytes.
         osts: the targets a file lies on, in stripe order; empty for a directory.
-        pool: name; empty if none.
+        pool: name, of a composite layout's last component; empty if none.
     """
 
     count: int
@@ -151,8 +151,9 @@ def parse_getstripe(text: str) -> Layout | None:
             if match is None:
                 break
             osts.append(int(match.group(1)))
-    pool = re.search(r"(?:lmm_)?pool:\s*(\S+)", text)
-    return Layout(count, size or 0, tuple(osts), pool.group(1) if pool else "")
+    # The last component of a progressive layout holds the bulk of a large file.
+    pools = re.findall(r"(?:lmm_)?pool:\s*(\S+)", text)
+    return Layout(count, size or 0, tuple(osts), pools[-1] if pools else "")
 
 
 def parse_quota(kind: str, text: str) -> Quota | None:

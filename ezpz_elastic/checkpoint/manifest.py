@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 import xxhash
 
 from ezpz_elastic import __version__
@@ -84,6 +83,8 @@ class Complete(msgspec.Struct, frozen=True):
 
 def versions() -> dict[str, str]:
     """The versions worth knowing when a step cannot be read one day."""
+    import torch  # reading a manifest does not need it
+
     return {"ezpz_elastic": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 

@@ -174,7 +174,20 @@ def placer_for(directory: Path, striping_: str | int, policy: Policy | None = No
     chosen = policy or Policy()
     if isinstance(striping_, int):
         chosen = msgspec.structs.replace(chosen, count=striping_)
-    return Placer(directory, lfs, chosen)
+    return Placer(directory, lfs, chosen, _pool_of(directory, lfs))
+
+
+def _pool_of(directory: Path, lfs: Lfs) -> str:
+    """The pool that the directory's default layout names: the site's word on where files of this kind belong."""
+    existing = directory
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        default = lfs.getstripe(existing)
+    except OSError as error:
+        _log.warning("cannot read the default layout of %s (%s): no pool is assumed", existing, error)
+        return ""
+    return default.pool if default is not None else ""
 
 
 def check_striping(striping_: str | int) -> None:

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from ezpz_elastic.checkpoint import tree
 from ezpz_elastic.checkpoint.errors import CheckpointError, FailureKind, RanksFailed
-from ezpz_elastic.checkpoint.filesystem import VerifiedReader
 from ezpz_elastic.checkpoint.peers import Peers, all_reduce
+from ezpz_elastic.checkpoint.reader import VerifiedReader
 from ezpz_elastic.errors import UsageError
 
 __all__ = ["Damaged", "load_step"]

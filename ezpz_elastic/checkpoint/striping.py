@@ -50,8 +50,8 @@ class Policy(msgspec.Struct, frozen=True):
     Args:
         count: stripe count for every shard; 0 chooses it by size.
         stripe_size: bytes per stripe of a widened shard.
-        widen_above: shards larger than this, bytes, are striped over several targets. 100 GB is where OLCF's and
-            NERSC's guides move from one stripe to several.
+        widen_above: shards larger than this, bytes, are striped over several targets, one per so many bytes. 100 GB is
+            TACC's rule; OLCF's default layout goes from one stripe to eight at 128 GB (docs/checkpoints.md).
         margin: share of a target that is left free, because others write there too.
         margin_bytes: and at least so many bytes, though never more than a twentieth of the target.
     """
