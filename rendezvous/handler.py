@@ -47,7 +47,7 @@ from rendezvous.records import (
     decode_message,
     encode,
 )
-from rendezvous.stores import Store, StoreUnavailable
+from rendezvous.stores import Store, StoreGone, StoreUnavailable
 from rendezvous.stores.tcpstore import ForeignEndpoint, StoreServer, serve_c10d
 
 __all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "Seat", "new_id"]
@@ -58,6 +58,9 @@ _Record = TypeVar("_Record")
 
 SLICE = 0.25
 """Seconds a wait lasts before signals and refusals are looked at again."""
+
+GONE_PATIENCE = 3.0
+"""Seconds to wait for a store whose server has ended."""
 
 FAREWELL = 5.0
 """Seconds the agent that serves the store stays for the others to read the last decision."""
@@ -264,7 +267,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                     self._check_refusal()
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since >= self.job.join_timeout:
+                patience = GONE_PATIENCE if isinstance(error, StoreGone) else self.job.join_timeout
+                if time.monotonic() - away_since >= patience:
                     raise RendezvousConnectionError(f"the store did not come back: {error}") from error
                 self.interrupted.wait(SLICE)
 

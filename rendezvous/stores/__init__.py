@@ -17,11 +17,15 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Store", "StoreUnavailable"]
+__all__ = ["Store", "StoreGone", "StoreUnavailable"]
 
 
 class StoreUnavailable(Exception):
     """The store did not answer. Nothing is known about whether the operation took place; it may be repeated."""
+
+
+class StoreGone(StoreUnavailable):
+    """The store was there and its server has ended; a server that keeps nothing on disk does not come back."""
 
 
 class Store(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 from torch.distributed import DistError, TCPStore
 
-from rendezvous.stores import StoreUnavailable
+from rendezvous.stores import StoreGone, StoreUnavailable
 
 __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet", "serve_c10d"]
 
@@ -178,13 +178,14 @@ class TcpStore:
         self._host, self._port, self._run_id = host, port, run_id
         self._client: TCPStore | None = None
         self._closed = threading.Event()
+        self._met = False
         self._hole: tuple[int, float] | None = None
         self._longest_pause = POLL[1]
 
     def connect(self) -> TcpStore:
         """Another connection to the same store."""
         other = TcpStore(self._host, self._port, self._run_id)
-        other._longest_pause = self._longest_pause
+        other._longest_pause, other._met = self._longest_pause, self._met
         return other
 
     def create(self, key: str, value: bytes) -> bytes:
@@ -300,7 +301,11 @@ class TcpStore:
         try:
             if self._client is None:
                 self._client = self._open()
+                self._met = True
             return operation(self._client)
+        except ConnectionRefusedError as error:
+            kind = StoreGone if self._met else StoreUnavailable
+            raise kind(f"store at {self._host}:{self._port}: {error}") from error
         except (DistError, OSError) as error:
             self._client = None
             raise StoreUnavailable(f"store at {self._host}:{self._port}: {error}") from error

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from support.cluster import free_port
 
-from rendezvous.stores import StoreUnavailable
+from rendezvous.stores import StoreGone, StoreUnavailable
 from rendezvous.stores.tcpstore import AddressTaken, ForeignEndpoint, StoreServer, TcpStore
 
 
@@ -111,9 +112,18 @@ def test_a_server_that_is_gone_is_unavailable_and_nothing_blocks():
     store = TcpStore("127.0.0.1", server.port, "run")
     store.create("k", b"v")
     server.close()
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable):
-            store.get("k")
+    with pytest.raises(StoreUnavailable):
+        store.get("k")
+    with pytest.raises(StoreGone):
+        store.get("k")
+    with pytest.raises(StoreGone):
+        store.connect().get("k")
+
+
+def test_a_server_that_was_never_there_may_still_come():
+    with pytest.raises(StoreUnavailable) as caught:
+        TcpStore("127.0.0.1", free_port("127.0.0.1"), "run").get("k")
+    assert not isinstance(caught.value, StoreGone)
 
 
 def test_a_closed_connection_ends_a_wait_in_another_thread(store):
