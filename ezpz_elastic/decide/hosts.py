@@ -74,12 +74,14 @@ class HostTable:
         return None
 
     def of_rank(self, rank: int | None) -> str | None:
-        """The host a rank ran on: the roster first, then lines of the log that name both, then the block layout."""
+        """The host a rank ran on: the roster first, then lines of the log that name both, then the layout."""
         if rank is None or rank < 0:
             return None
         roster = self._context.roster
         if roster:
             return self.name(roster[rank]) if rank < len(roster) else None
+        if self._derived() and not self._layout:
+            return None  # the log contradicts what the attempt is said to be: neither is believed
         if rank in self._told:
             return self._told[rank]
         return self._by_layout(rank, self._layout)
