@@ -192,10 +192,10 @@ def _by_type(error: ErrorRecord) -> Reading:
         return Reading(Cause.UNKNOWN, kind=VerdictKind.INTERRUPTED.value)
     if name in _TEARDOWN_TYPES:
         return Reading(Cause.UNKNOWN, Role.CASCADE)
-    if name == "MemoryError":
-        return Reading(Cause.OOM_HOST)
-    if name == "OutOfMemoryError":
-        return Reading(Cause.OOM_DEVICE)
+    if name.endswith("MemoryError"):
+        return Reading(Cause.OOM_DEVICE if name.endswith("OutOfMemoryError") else Cause.OOM_HOST)
+    if name == "CheckpointException":  # torch wraps the error of a rank in it; alone it still says where it happened
+        return Reading(Cause.STORAGE, Role.CASCADE)
     if name in _NETWORK_TYPES or _NETWORK.search(error.message):
         return Reading(Cause.NETWORK, Role.CASCADE)
     certainty = Certainty.CERTAIN if name in _CERTAIN_TYPES else Certainty.LIKELY

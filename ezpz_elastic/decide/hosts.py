@@ -9,6 +9,10 @@ from ezpz_elastic.decide.context import Context
 __all__ = ["HostTable"]
 
 
+_LAYOUT_LINES = 4
+"""How many lines must place ranks the same way before a layout is believed that nobody asked for."""
+
+
 class HostTable:
     """The attempt's hosts, answering in the allocation's spelling.
 
@@ -106,11 +110,13 @@ class HostTable:
         return self.name(hosts[rank % len(hosts)] if layout == "round_robin" else hosts[rank // per_host])
 
     def _choose_layout(self) -> str:
-        """The asked-for layout, unless the log's own lines contradict it; then the other one, then none."""
+        """The asked-for layout unless the log contradicts it; the other one only if several lines bear it out."""
         asked = self._context.layout
-        for layout in (asked, "round_robin" if asked == "block" else "block"):
+        other = "round_robin" if asked == "block" else "block"
+        for layout in (asked, other):
             if all(self._by_layout(rank, layout) in (host, None) for rank, host in self._told.items()):
-                return layout
+                borne_out = len(self._told) >= _LAYOUT_LINES and len(set(self._told.values())) > 1
+                return layout if layout == asked or borne_out else ""
         return ""
 
     def _consistent(self, pairs: Iterable[tuple[int, str]]) -> dict[int, str]:

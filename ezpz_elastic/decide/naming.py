@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ezpz_elastic.decide.accuse import judge_accusations
 from ezpz_elastic.decide.evidence import Certainty, Role
@@ -26,7 +26,7 @@ _KIND = {
     Cause.LAUNCH_ERROR: VerdictKind.USER_ERROR,
 }
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,15})")
-_NAMES_SUSPECTS = frozenset({Cause.WORKER_KILLED, Cause.OOM_HOST, Cause.WORKER_EXIT, Cause.DEVICE_FAULT})
+_IMPORT = re.compile(r"\b(?:ImportError|ModuleNotFoundError)\b")
 
 
 class Naming:
@@ -67,27 +67,45 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
         return naming
     alike = [item for item in findings if item.primary and item.cause is root.cause and not item.kind]
     naming.support += [item for item in alike if item is not root]
-    if root.cause is Cause.HOST_LOST:
-        _name_lost(naming, alike)
-    elif root.cause is Cause.DEVICE_FAULT:
-        certain = [item for item in alike if item.certainty is Certainty.CERTAIN]
-        if certain:
-            _name_all(naming, certain)
-        else:
-            _name_if_one(naming, alike)
-    elif root.cause is Cause.OOM_DEVICE:
-        _name_if_one(naming, alike)
-    elif root.cause is Cause.HANG:
-        _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT] or behind(alike, table))
-    elif root.cause is Cause.NETWORK:
-        _name_accused(naming, findings, table)
-    elif root.witness is Witness.PROBE and naming.kind is VerdictKind.BAD_NODE_BLIND:
+    if root.witness is Witness.PROBE and naming.kind is VerdictKind.BAD_NODE_BLIND:
         _name_all(naming, alike)
-    elif root.cause in _NAMES_SUSPECTS:
-        naming.suspects = _suspects(alike)
+    elif root.cause in _BY_CAUSE:
+        _BY_CAUSE[root.cause](naming, alike, findings, table)
     if naming.kind is VerdictKind.BAD_NODE_BLIND and not naming.suspects:
         naming.suspects = _suspects(findings)
     return naming
+
+
+def _name_for_device(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], __: HostTable) -> None:
+    certain = [item for item in alike if item.certainty is Certainty.CERTAIN]
+    if certain:
+        _name_all(naming, certain)
+    else:
+        _name_if_one(naming, alike)
+
+
+def _name_for_device_memory(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], __: HostTable) -> None:
+    _name_if_one(naming, alike)
+
+
+def _name_for_hang(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], table: HostTable) -> None:
+    _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT] or behind(alike, table))
+
+
+def _suspect(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], __: HostTable) -> None:
+    naming.suspects = _suspects(alike)
+
+
+def _excuse_imports(naming: Naming, alike: Sequence[Finding], findings: Sequence[Finding], table: HostTable) -> None:
+    """A module missing on some hosts only, where ranks elsewhere are known to have come further: seen late there."""
+    missing = [item for item in alike if _IMPORT.search(item.text)]
+    failed = {item.host for item in missing}
+    further = {item.reporter for item in findings if item.role is Role.CASCADE and item.cause is Cause.NETWORK}
+    first = bool(missing) and missing[0] is naming.support[0] and missing[0].step is None
+    elsewhere = None not in failed and len(failed) < table.count and bool(further - failed - {None})
+    if first and elsewhere:
+        naming.kind, naming.cause = VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.STORAGE
+        naming.why = "other hosts imported it: what lies on a shared file system is seen late on some"
 
 
 def _name_all(naming: Naming, alike: Sequence[Finding]) -> None:
@@ -101,7 +119,7 @@ def _name_all(naming: Naming, alike: Sequence[Finding]) -> None:
         naming.kind, naming.why = VerdictKind.BAD_NODE_BLIND, "nothing tells which host"
 
 
-def _name_lost(naming: Naming, alike: Sequence[Finding]) -> None:
+def _name_lost(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], __: HostTable) -> None:
     """Lost hosts; where only doubtful lines say so, one alone is a lost host and several are a launcher's teardown."""
     settled = [item for item in alike if item.certainty is not Certainty.DOUBTFUL]
     if settled or len(alike) == 1:
@@ -137,7 +155,7 @@ def _name_if_one(naming: Naming, alike: Sequence[Finding]) -> None:
     naming.why = "several hosts alike" if len(hosts) > 1 else "nothing tells which host"
 
 
-def _name_accused(naming: Naming, findings: Sequence[Finding], table: HostTable) -> None:
+def _name_accused(naming: Naming, _: Sequence[Finding], findings: Sequence[Finding], table: HostTable) -> None:
     judgement = judge_accusations(findings, table)
     probed = [item for item in findings if item.witness is Witness.PROBE and item.cause is Cause.NETWORK]
     naming.support += [item for item in judgement.accusations if item not in naming.support]
@@ -169,3 +187,18 @@ def _suspects(findings: Iterable[Finding]) -> tuple[Suspect, ...]:
         if known is None or known.weight < item.weight:
             best[item.host] = Suspect(item.host, item.weight, f"{item.cause.value}: {item.text}"[:120])
     return tuple(best.values())
+
+
+_Namer = Callable[[Naming, Sequence[Finding], Sequence[Finding], HostTable], None]
+_BY_CAUSE: dict[Cause, _Namer] = {
+    Cause.HOST_LOST: _name_lost,
+    Cause.DEVICE_FAULT: _name_for_device,
+    Cause.OOM_DEVICE: _name_for_device_memory,
+    Cause.HANG: _name_for_hang,
+    Cause.NETWORK: _name_accused,
+    Cause.USER_EXCEPTION: _excuse_imports,
+    Cause.WORKER_KILLED: _suspect,
+    Cause.OOM_HOST: _suspect,
+    Cause.WORKER_EXIT: _suspect,
+}
+"""How a cause comes to its hosts; a cause that is not here never names one."""

@@ -61,7 +61,7 @@ class Matcher:
             if self._seen[signature.id] >= _PER_SIGNATURE or (best is not None and best[0] >= signature.priority):
                 continue
             match = _find(signature, line.text, prefix)
-            if match is not None and self._in_context(signature, line, prefix):
+            if match is not None and self._in_place(signature, line, prefix):
                 best = (signature.priority, signature, match)
         if best is not None:
             self._add(best[1], best[2].groupdict(), line, prefix)
@@ -74,6 +74,14 @@ class Matcher:
         if not _LIBRARY_FRAME.search(found.group(1)):
             name = f"{found.group(1).rpartition('/')[2]}:{found.group(3) or ''}"
             self._own_frame[prefix.rank] = (line.number, name)
+
+    def _in_place(self, signature: Signature, line: HitLine, prefix: Prefix) -> bool:
+        """Whether what must stand before the line does: a frame, another signature's line."""
+        inherit = signature.entry.inherit
+        if inherit is not None and signature.entry.requires_inherited:
+            earlier = [self._latest[identifier] for identifier in inherit.ids if identifier in self._latest]
+            return any(line.number - found.line <= inherit.within for found in earlier)
+        return self._in_context(signature, line, prefix)
 
     def _in_context(self, signature: Signature, line: HitLine, prefix: Prefix) -> bool:
         wanted = signature.entry.context

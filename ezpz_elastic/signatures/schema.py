@@ -70,6 +70,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         context: id of a context: counts only with such a frame before it, of the same rank.
         within: how many lines before at most that frame may stand.
         inherit: where to take host and rank from, if the line names none.
+        requires_inherited: counts only if there is such an earlier match.
         code: the code the line stands for, where its text spells it in words (``Killed`` is 9).
         anchored: whether the text must begin the line, after timestamps and rank or host labels: what a launcher
             says itself, as against a log that mentions it. A file may say so for all its entries.
@@ -89,6 +90,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: str = ""
     within: int = 200
     inherit: Inherit | None = None
+    requires_inherited: bool = False
     code: int | None = None
     anchored: bool = False
 
