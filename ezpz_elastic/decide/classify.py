@@ -67,7 +67,7 @@ def _effective_exit(case: Gathered, context: Context) -> int | None:
 def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], list[Finding]]:
     """Primaries, apart from those that training outlived: an error that steps follow was handled."""
     primaries = [item for item in case.findings if item.primary]
-    handled = set() if context.live else survived(case.findings, context.last_step)
+    handled = survived(case.findings, live=context.live)
     return (
         [item for item in primaries if id(item) not in handled],
         [item for item in primaries if id(item) in handled],
@@ -131,11 +131,11 @@ def _finish(
 ) -> Verdict:
     """Add what is the same for every verdict: what was set aside and why, the last step, notes."""
     used = {id(item) for item in counted}
-    handled = set() if context.live else survived(case.findings, context.last_step)
+    handled = survived(case.findings, live=context.live)
     aside = [*case.dropped]
     for item in case.findings:
         if id(item) not in used and len(aside) < _SET_ASIDE_LIMIT:
-            why = f"training went on to step {context.last_step} after it" if id(item) in handled else ""
+            why = "the program went on after it" if id(item) in handled else ""
             aside.append(evidence_line(item, why or _why_aside(item, root, verdict)))
     steps = [item.step for item in case.exits if item.step is not None]
     if context.last_step is not None:

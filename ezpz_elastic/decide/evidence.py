@@ -129,6 +129,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
         step: the last training step seen in the same log before this line; ``None`` if none was seen.
         task: the launcher's task number in or before the line (``srun``): a rank only where one task is one rank.
         tasks: the same where the line is about several tasks of one host, as spelled (``4-7``, ``1,3,5``).
+        last_step: the last training step the same log shows at all; ``None`` if it shows none.
+        after: how many lines follow it in the log; ``None`` where the log is still being read.
         frame: innermost frame of the program itself before an exception (``train.py:step``); empty if none was seen.
     """
 
@@ -151,6 +153,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
     step: int | None = None
     task: int | None = None
     tasks: str = ""
+    last_step: int | None = None
+    after: int | None = None
     frame: str = ""
 
 

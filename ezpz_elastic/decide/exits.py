@@ -11,12 +11,14 @@ from ezpz_elastic.decide.findings import Finding
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.verdict import Cause, VerdictKind
 
-__all__ = ["consequent_exits", "survived", "teardown_kills"]
+__all__ = ["consequent_exits", "silent_children", "survived", "teardown_kills"]
 
 _SURVIVED_STEPS = 2
 """Other ranks may print one more step after a fatal error; several only in an asynchronous pipeline."""
 _FOLLOWS_STEPS = 50
 """An exit record within so many steps of an error confirms that the error was the end of its rank."""
+_OWN_LINES = 300
+"""A rank that printed so many lines after an error went on; a traceback with its echoes is shorter."""
 _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
 _CAN_BE_HANDLED = frozenset(
     {
@@ -76,24 +78,45 @@ def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Findin
     ]
 
 
-def survived(findings: Sequence[Finding], last_step: int | None) -> set[int]:
+def silent_children(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with a host no longer lost that itself reported on another one (rule 3).
+
+    Launcher daemons form a tree: a daemon that waits for its dead child answers its own parent late.
+    """
+    lost = [item for item in findings if item.primary and item.cause is Cause.HOST_LOST]
+    reporters = {item.reporter for item in lost if item.reporter is not None and item.reporter != item.host}
+    return [
+        msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.NETWORK)
+        if item.host in reporters
+        and item.reporter not in {None, item.host}
+        and item.primary
+        and item.cause is Cause.HOST_LOST
+        else item
+        for item in findings
+    ]
+
+
+def survived(findings: Sequence[Finding], *, live: bool) -> set[int]:
     """Which errors training outlived, by ``id``: several steps follow, and no exit record says otherwise.
 
     Args:
         findings: everything that was said, in order.
-        last_step: the last step the log shows.
+        live: every log is one rank's own, so that what follows a line in it was printed by the same rank.
     """
-    if last_step is None:
-        return set()
     exits = [item for item in findings if item.cause in {Cause.WORKER_EXIT, Cause.WORKER_KILLED}]
     return {
         id(item)
         for item in findings
         if _can_be_handled(item)
-        and item.step is not None
-        and last_step - item.step >= _SURVIVED_STEPS
-        and not any(_ends(record, item) for record in exits)
+        and (_went_on(item) or (live and (item.after or 0) > _OWN_LINES))
+        and (live or not any(_ends(record, item) for record in exits))
     }
+
+
+def _went_on(item: Finding) -> bool:
+    if item.step is None or item.last_step is None:
+        return False
+    return item.last_step - item.step >= _SURVIVED_STEPS
 
 
 def _can_be_handled(item: Finding) -> bool:

@@ -44,7 +44,8 @@ class Finding(msgspec.Struct, frozen=True):
         code: exit code, signal or errno.
         kind: a verdict kind the signature states outright.
         fingerprint: of an exception.
-        step: the last step before it.
+        step, last_step: the last step before it, and the last one its log shows at all.
+        after: how many lines follow it in its log.
         file, line: where it stands.
         weight: how much of a witness against its host this is, as a suspect.
     """
@@ -67,6 +68,8 @@ class Finding(msgspec.Struct, frozen=True):
     kind: str = ""
     fingerprint: str = ""
     step: int | None = None
+    last_step: int | None = None
+    after: int | None = None
     file: str = ""
     line: int = 0
     weight: float = 0.5

@@ -18,7 +18,7 @@ from ezpz_elastic.decide.evidence import (
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
-from ezpz_elastic.decide.exits import consequent_exits, teardown_kills
+from ezpz_elastic.decide.exits import consequent_exits, silent_children, teardown_kills
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.reports import from_exit, from_report
@@ -97,7 +97,7 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
             else:
                 findings.append(finding)
     return Gathered(
-        tuple(teardown_kills(consequent_exits(findings), table)),
+        tuple(teardown_kills(consequent_exits(silent_children(findings)), table)),
         table,
         tuple(dropped),
         tuple(exits),
@@ -188,6 +188,8 @@ def _add_log_match(
             code=match.code,
             kind=match.kind,
             step=match.step,
+            last_step=match.last_step,
+            after=match.after,
             file=match.file,
             line=match.line,
         ),

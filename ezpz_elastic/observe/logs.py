@@ -60,7 +60,9 @@ def scan_log(
         scanner.finish()
     finally:
         scanner.close()
-    return LogScan(tuple(matcher.matches), scanner.last_step, scanner.bytes)
+    step, lines = scanner.last_step, scanner.lines
+    told = (msgspec.structs.replace(m, last_step=step, after=lines - m.line) for m in matcher.matches)
+    return LogScan(tuple(told), step, scanner.bytes)
 
 
 def scan_rank_log(path: Path | str, *, rank: int, host: str, library: Library | None = None) -> tuple[LogMatch, ...]:

@@ -78,7 +78,7 @@ class Scanner:
         self._callback = self._hit
         self._stream = self._database.stream(match_event_handler=self._callback)
         self._stream.__enter__()
-        self._open = True
+        self._open, self._ended = True, True
         self.inside_words = True
         self.bytes = self._fed = 0
 
@@ -86,6 +86,11 @@ class Scanner:
     def last_step(self) -> int | None:
         """The last training step shown so far."""
         return self._steps.last
+
+    @property
+    def lines(self) -> int:
+        """How many lines were read; a last one without an end counts once the scanner is finished."""
+        return self._number - 1 if self._ended else self._number
 
     def feed(self, chunk: bytes) -> None:
         """Scan the next bytes of the log.
@@ -110,6 +115,7 @@ class Scanner:
     def finish(self) -> None:
         """The log has ended: report what waited for the end of its line."""
         if self._open:
+            self._ended = self._tail == b""
             self._advance(self._tail, final=True)
             self.close()
 

@@ -253,3 +253,17 @@ def test_lines_of_a_ranks_own_log_count_like_its_exit_record() -> None:
 
 def test_no_evidence_of_a_live_attempt_is_success() -> None:
     assert judge(*(WorkerExit(host, i, exit_code=0) for i, host in enumerate(HOSTS))).kind is VerdictKind.SUCCESS
+
+
+def test_an_error_that_its_rank_outlived_is_not_what_ended_it() -> None:
+    def full_disk(after: int, step: int | None, last: int | None) -> LogMatch:
+        return LogMatch(
+            signature="storage.enospc", emitter="storage", cause=Cause.STORAGE, role=Role.PRIMARY,
+            certainty=Certainty.LIKELY, text="OSError: [Errno 28] No space left on device", file="3/stderr.log",
+            line=9, rank=3, step=step, last_step=last, after=after,
+        )  # fmt: skip
+
+    crash = WorkerExit("n2", 3, signal=11, step=500)
+    assert judge(crash, full_disk(5, None, None)).cause is Cause.STORAGE
+    assert judge(crash, full_disk(5000, None, None)).cause is Cause.WORKER_EXIT
+    assert judge(crash, full_disk(5, 100, 500)).cause is Cause.WORKER_EXIT
