@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from checkpoint import lives
 from checkpoint.training import Training, same
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
@@ -102,3 +104,72 @@ def full_targets(rank: int, world: int, root: str, environ: dict[str, str]) -> d
     restored = None if errors else manager.restore(fresh.state())
     manager.close()
     return {"plain": plain, "errors": errors, "restored": restored, "same": same(fresh.tensors(), training.tensors())}
+
+
+def die_in_a_save(rank: int, world: int, directory: str, point: int) -> str:
+    """Rank 1 dies of SIGKILL before its ``point``-th fsync of the second save; what rank 0 hears of it."""
+    manager = CheckpointManager(directory)
+    manager.save(1, sharded(world, 1.0))
+    if rank == 1:
+        lives.die_before("fsync", point)
+    try:
+        manager.save(2, sharded(world, 2.0))
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "saved"
+
+
+def fail_beside(rank: int, world: int, directory: str, full: str) -> dict[str, Any]:
+    """Asynchronous saves of which the second meets a full disk on rank 1."""
+    manager = CheckpointManager(directory)
+    manager.save_async(1, sharded(world, 1.0))
+    if rank == 1:
+        redirect(Path(directory) / "step-2.partial" / "__1_0.distcp", Path(full) / "object")
+    manager.save_async(2, sharded(world, 2.0))  # waits for the first and does not know of its own trouble yet
+    try:
+        manager.save_async(3, sharded(world, 3.0))
+    except SaveFailed as error:
+        text = str(error)
+    else:
+        text = "no error"
+    manager.save_async(4, sharded(world, 4.0))  # the trouble is told once; the next save is a new one
+    manager.wait()
+    manager.close()
+    dist.barrier()
+    return {"text": text, "steps": sorted(path.name for path in Path(directory).glob("step-*"))}
+
+
+def train_beside(rank: int, world: int, directory: str) -> dict[str, Any]:
+    """Collectives of the training while a save runs; in which threads the group was used."""
+    threads: set[str] = set()
+    for name in ("gather_object", "scatter_object_list", "broadcast_object_list", "barrier", "all_reduce"):
+        real = getattr(dist, name)
+
+        def seen(*args: Any, _real: Any = real, **kwargs: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return _real(*args, **kwargs)
+
+        setattr(dist, name, seen)
+    manager = CheckpointManager(directory)
+    weights = torch.full((1 << 20,), float(rank))
+    handle = manager.save_async(1, {f"weights.{rank}": weights} if world > 1 else {})
+    weights.fill_(-1.0)  # the save has its own copy
+    total = torch.ones(1)
+    rounds = 0
+    while not handle.done() or rounds < 50:
+        dist.all_reduce(total)
+        total /= world
+        rounds += 1
+        going = torch.tensor([0.0 if handle.done() else 1.0])
+        dist.all_reduce(going)
+        if going.item() == 0.0:
+            break
+    manager.wait()
+    back = {f"weights.{rank}": torch.zeros(1 << 20)}
+    manager.restore(back)
+    return {
+        "threads": threads,
+        "total": total.item(),
+        "same": bool(torch.equal(back[f"weights.{rank}"], torch.full((1 << 20,), float(rank)))),
+        "seconds": handle.seconds,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -10,8 +11,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "ezpz_elastic.checkpoint"])
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "ezpz_elastic.checkpoint"])
 
 DEADLINE = 120.0
 
@@ -31,17 +32,23 @@ def _rank(answer: Connection, rendezvous: str, rank: int, world: int, work: Call
         dist.destroy_process_group()
 
 
-def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+def run_ranks(world: int, work: Callable[..., Any], *args: Any, killed: frozenset[int] = frozenset()) -> list[Any]:
     """``work(rank, world, *args)`` in ``world`` processes; their results in rank order.
 
+    Args:
+        world: how many ranks.
+        work: a function that a fresh process can import.
+        args: for it.
+        killed: ranks that must die of SIGKILL; their result is ``None``.
+
     Raises:
-        AssertionError: a rank raised, died or took longer than two minutes.
+        AssertionError: another rank raised, died or took longer than two minutes.
     """
     with tempfile.TemporaryDirectory() as scratch:
         pairs = []
         for rank in range(world):
-            mine, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(
                 target=_rank, args=(theirs, str(Path(scratch) / "store"), rank, world, work, args)
             )
             process.start()
@@ -56,9 +63,10 @@ def run_ranks(world: int, work: Callable[..., Any], *args: Any) -> list[Any]:
                     process.kill()
                     process.join()
                 mine.close()
-        failed = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
+        failed = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok and rank not in killed]
         assert not failed, "\n".join(failed)
-        return [value for _, value in answers]
+        assert {rank for rank, (process, _) in enumerate(pairs) if process.exitcode == -signal.SIGKILL} == killed
+        return [value if ok else None for ok, value in answers]
 
 
 def _answer(process: Any, mine: Connection) -> tuple[bool, Any]:

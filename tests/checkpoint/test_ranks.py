@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from checkpoint import jobs
 from checkpoint.ranks import run_ranks
 from checkpoint.training import Training, flip_byte, shards
@@ -49,3 +50,13 @@ def test_replicated_state_is_written_once_and_comes_back_on_every_rank(tmp_path:
     state = sum(tensor.numel() * tensor.element_size() for tensor in training.tensors().values())
     assert len(shards(tmp_path / "step-5")) == 2
     assert sum(path.stat().st_size for path in shards(tmp_path / "step-5")) < 1.2 * state
+
+
+@pytest.mark.parametrize("point", [1])
+def test_a_rank_killed_in_a_save_leaves_the_step_before(tmp_path: Path, point: int) -> None:
+    heard, dead = run_ranks(2, jobs.die_in_a_save, str(tmp_path), point, killed=frozenset({1}))
+    assert dead is None
+    assert heard != "saved"
+    assert (tmp_path / "step-2.partial").exists()
+    assert run_ranks(2, jobs.restore, str(tmp_path)) == [(1, 1, True), (1, 1, True)]
+    assert not (tmp_path / "step-2.partial").exists()
