@@ -152,7 +152,8 @@ class Scenario:
         """An agent that ends badly, other than by our own hand, ends the demo: what is waited for will not come."""
         for host, code in self._job.exit_codes().items():
             if code not in {0, -9}:
-                raise DemoFailed(f"the agent of {host} ended with {code} before {what}; see {self._job.log(host)}")
+                log = self._job.log(host)
+                raise DemoFailed(f"the agent of {host} ended with {code} while waiting for {what}; see {log}")
 
     def _life(self, number: int) -> Round | None:
         return next((life for life in rounds(self._journals.events) if life.number == number), None)
