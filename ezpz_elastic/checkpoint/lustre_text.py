@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50, "e": 1 << 60}
-_SIZE = re.compile(r"\[?(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE]?)(?:i?[bB])?\*?\]?\Z")
+_SIZE = re.compile(r"\[?(\d+(?:\.\d+)?)\s*([kKmMgGtTpPeE]?)(?:i?[bB])?[\]*]*\Z")
 # "tegu-OST0002_UUID  25.2T  24.7T  254.7G 100% /lus/tegu[OST:2]", the mount point missing in some copies, and from
 # 2.11 on a column of state letters behind it.
 _OST_ROW = re.compile(
