@@ -25,7 +25,7 @@ class ByteTransformer(nn.Module):  # type: ignore[misc]  # torch is not followed
         heads: attention heads per block.
     """
 
-    def __init__(self, width: int = 96, depth: int = 3, heads: int = 4) -> None:
+    def __init__(self, width: int = 64, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
         self.tokens = nn.Embedding(_BYTES, width)
         self.places = nn.Parameter(torch.randn(CONTEXT, width) * 0.02)

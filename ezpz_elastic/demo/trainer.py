@@ -112,7 +112,7 @@ def main() -> None:
         optimizer.step()
         step += 1
         progress(step)
-        print(f"step {step} loss {float(loss):.3f}", flush=True)
+        print(f"step {step} loss {float(loss.detach()):.3f}", flush=True)
         if first:
             first = False
             spans.end("first_step")
