@@ -27,7 +27,9 @@ from rendezvous.records import (
     Refusal,
     Report,
     decode,
+    decode_decision,
     decode_message,
+    decode_opening,
     encode,
 )
 from rendezvous.stores import Store, StoreUnavailable
@@ -107,6 +109,9 @@ class Coordinator(threading.Thread):
         """
         try:
             self._take_part()
+        except RecordError as error:
+            logger.error("the coordinator of %s gives up: %s", self._member.host, error)
+            self.failure = error
         except Exception as error:
             logger.exception("the coordinator of %s failed", self._member.host)
             self.failure = error
@@ -171,6 +176,7 @@ class _Lead:
         self._clock = LeaseClock(self._ttl)
         self._next_beat = 0.0
         self._cursor = 0
+        self._malformed: set[str] = set()
 
     def run(self) -> None:
         """Lead until stopped or replaced. When the store was away, everything is read again from its beginning."""
@@ -197,7 +203,7 @@ class _Lead:
             data = self._store.get(key)
             if data is None:
                 return
-            event: Event = decode(data, Decision, key) if running else decode(data, Opening, key)
+            event: Event = (decode_decision if running else decode_opening)(data, membership.round, key)
             membership.apply(event, time.monotonic())
 
     def _turn(self) -> bool:
@@ -206,8 +212,8 @@ class _Lead:
         deadline = self._membership.deadline(now)
         until = min(self._next_beat, deadline) if deadline is not None else self._next_beat
         messages, self._cursor = self._store.read(self._cursor, max(until - now, 0.0))
-        for data in messages:
-            self._take(data)
+        for key, data in messages:
+            self._take(key, data)
         self._carry_out(self._membership.apply(Tick(), time.monotonic()))
         if time.monotonic() < self._next_beat:
             return False
@@ -215,11 +221,13 @@ class _Lead:
         self._look_for_the_lost()
         return self._store.get(self._successor) is not None
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, key: str, data: bytes) -> None:
         try:
-            message = decode_message(data)
+            message = decode_message(data, key)
         except RecordError as error:
-            logger.error("%s; ignored", error)
+            if key not in self._malformed:
+                self._malformed.add(key)
+                logger.error("%s; ignored", error)
             return
         if isinstance(message, Report) and message.conclusive:
             # A host that is dying whole may still tell of its first worker's death; then the loss is what happened.
@@ -275,7 +283,7 @@ class _Lead:
         winner = self._store.create(key, mine)
         if winner == mine:
             self._ledger.decided(effect.case, decision)
-        return self._membership.apply(decode(winner, Decision, key), time.monotonic())
+        return self._membership.apply(decode_decision(winner, decision.round, key), time.monotonic())
 
     def _commit_opening(self, opening: Opening, case: Case | None) -> list[Effect]:
         key, mine = opening_key(opening.round), encode(opening)
@@ -284,7 +292,7 @@ class _Lead:
             self._ledger.opened(opening)
             if case is not None and opening.ended is not None:
                 self._ledger.decided(case, opening.ended)
-        return self._membership.apply(decode(winner, Opening, key), time.monotonic())
+        return self._membership.apply(decode_opening(winner, opening.round, key), time.monotonic())
 
     def _check_twin(self, effect: CheckTwin) -> None:
         if refused([effect.old], PROBE_TIMEOUT):

@@ -44,11 +44,13 @@ from rendezvous.records import (
     Retirement,
     Roster,
     decode,
+    decode_decision,
     decode_message,
+    decode_opening,
     encode,
 )
-from rendezvous.stores import Store, StoreGone, StoreUnavailable
-from rendezvous.stores.tcpstore import ForeignEndpoint, StoreServer, serve_c10d
+from rendezvous.stores import Store, StoreGone, StoreRefused, StoreUnavailable
+from rendezvous.stores.tcpstore import StoreServer, serve_c10d
 
 __all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "Seat", "new_id"]
 
@@ -57,7 +59,13 @@ logger = logging.getLogger(__name__)
 _Record = TypeVar("_Record")
 
 SLICE = 0.25
-"""Seconds a wait lasts before signals and refusals are looked at again."""
+"""Seconds a wait lasts before signals are looked at again."""
+
+REFUSAL_LOOK = 2.0
+"""Seconds between two looks of an agent without a slot for a word that it is not admitted, or that the job is over."""
+
+CLOSED = "closed"
+"""Key of the record by which ``set_closed`` ends the job for everybody."""
 
 GONE_PATIENCE = 3.0
 """Seconds to wait for a store whose server has ended."""
@@ -157,7 +165,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             self._check()
             try:
                 self._store.get("job")
-            except ForeignEndpoint as error:
+            except StoreRefused as error:
                 raise JobMismatch(str(error)) from error
             except StoreUnavailable as error:
                 if time.monotonic() >= deadline:
@@ -222,9 +230,9 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         """The next opening that has a roster, passing over everything that ended before it."""
         while True:
             if self._opened:
-                self.obey(self._wait(decision_key(self.round), Decision))
+                self.obey(self._wait(decision_key(self.round), decode_decision))
                 continue
-            opening = self._wait(opening_key(self.round), Opening)
+            opening = self._wait(opening_key(self.round), decode_opening)
             self._opened = True
             if opening.ended is not None:
                 self.obey(opening.ended)
@@ -253,17 +261,19 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         retired = self.decision.retired if self.decision is not None and self._in_roster else ()
         return next((item for item in retired if item.host == self.member.host), None)
 
-    def _wait(self, key: str, type_: type[_Record]) -> _Record:
-        """Wait for a committed record as long as it takes."""
+    def _wait(self, key: str, read: Callable[[bytes, int, str], _Record]) -> _Record:
+        """Wait for a committed record of the current round as long as it takes."""
         away_since: float | None = None
+        look_at = time.monotonic()
         while True:
             self._check()
             try:
                 data = self._store.wait(key, SLICE)
                 away_since = None
                 if data is not None:
-                    return decode(data, type_, key)
-                if not self._in_roster:
+                    return read(data, self.round, key)
+                if not self._in_roster and time.monotonic() >= look_at:
+                    look_at = time.monotonic() + REFUSAL_LOOK
                     self._check_refusal()
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
@@ -273,6 +283,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                 self.interrupted.wait(SLICE)
 
     def _check_refusal(self) -> None:
+        if self.is_closed():
+            raise RendezvousClosedError("the rendezvous was closed")
         key = refusal_key(self.member.id)
         data = self._store.get(key)
         if data is None:
@@ -330,13 +342,15 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             self._coordinator.stop()
         if self._heart is not None:
             self._heart.stop()
+        over = self.decision is not None and self.decision.action is not Action.RESTART
         try:
             self._store.append(encode(Gone(self.member.id, "left")))
+            for thread in (self._coordinator, self._heart):
+                if thread is not None and thread.is_alive():
+                    thread.join(timeout=SLICE * 4)
+            self._store.end(self.member.id, over)
         except StoreUnavailable as error:
             logger.info("could not say goodbye: %s", error)
-        for thread in (self._coordinator, self._heart):
-            if thread is not None and thread.is_alive():
-                thread.join(timeout=SLICE * 4)
 
     def _wait_for_the_others(self, timeout: float) -> None:
         """The agent that serves the store leaves last."""
@@ -344,8 +358,11 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         store, cursor, there = self._store.connect(), 0, dict[str, Member]()
         while (left := deadline - time.monotonic()) > 0:
             messages, cursor = store.read(cursor, min(left, SLICE))
-            for data in messages:
-                message = decode_message(data)
+            for key, data in messages:
+                try:
+                    message = decode_message(data, key)
+                except RecordError:
+                    continue  # the coordinator has told of it
                 if isinstance(message, Joined):
                     there[message.member.id] = message.member
                 elif isinstance(message, Gone):
@@ -377,15 +394,32 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         return RendezvousInfo(store, seat.slot, len(seat.roster.members), address)
 
     def is_closed(self) -> bool:
-        """Whether the job is over, as far as this agent has read."""
+        """Whether the job is over: by a decision this agent has read, or because somebody called ``set_closed``.
+
+        As torch's contract has it this spreads in its own time; while the store is away the answer is the last one.
+        """
+        if not self._closed and self._joined:
+            try:
+                self._closed = self._store.get(CLOSED) is not None
+            except StoreUnavailable as error:
+                logger.debug("whether the rendezvous is closed is not known: %s", error)
         return self._closed
 
     def set_closed(self) -> None:
-        """Leave for good; the others go on without this host."""
+        """End the job for everybody: no agent gets a slot in a later round. A running round is not touched.
+
+        Raises:
+            RendezvousConnectionError: the store does not answer, so nobody else knows.
+        """
         self._closed = True
+        try:
+            self._store.create(CLOSED, self.member.id.encode())
+        except StoreUnavailable as error:
+            raise RendezvousConnectionError(f"could not close the rendezvous: {error}") from error
 
     def num_nodes_waiting(self) -> int:
-        """Always 0: growth waits for the next round, and replacements come by decision, never by being counted."""
+        """Always 0. torch's agent restarts its workers whenever this is not 0; here growth and replacement come by
+        a committed decision that every agent obeys, never by each one's own count."""
         return 0
 
     def get_run_id(self) -> str:

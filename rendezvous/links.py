@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rendezvous.coordinator import BEATS_PER_LEASE, RETRY, decision_key
-from rendezvous.records import Decision, RecordError, Report, decode, encode
+from rendezvous.records import Decision, RecordError, Report, decode_decision, encode
 from rendezvous.stores import Store, StoreUnavailable
 
 __all__ = ["Heart", "RoundLink"]
@@ -41,6 +41,7 @@ class Heart(threading.Thread):
     def stop(self) -> None:
         """Stop beating."""
         self._stopping.set()
+        self._store.close()
 
 
 class RoundLink(threading.Thread):
@@ -54,9 +55,9 @@ class RoundLink(threading.Thread):
 
     def __init__(self, store: Store, round_number: int, wake: Callable[[], None]) -> None:
         super().__init__(name="ezpz-round", daemon=True)
-        self._store, self._key, self._wake = store, decision_key(round_number), wake
+        self._store, self._wake = store, wake
+        self._round, self._key = round_number, decision_key(round_number)
         self._outbox: deque[Report] = deque()
-        self._wakeup = threading.Event()
         self._stopping = threading.Event()
         self.decision: Decision | None = None
         self.failure: RecordError | None = None
@@ -66,17 +67,16 @@ class RoundLink(threading.Thread):
     def report(self, report: Report) -> None:
         """Send a report as soon as the store takes it."""
         self._outbox.append(report)
-        self._wakeup.set()
+        self._store.wake()
 
     def run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._wakeup.clear()
                 self._send()
-                data = self._store.wait(self._key, LOOK, self._wakeup)
+                data = self._store.wait(self._key, LOOK)
                 self.away_since = None
                 if data is not None:
-                    self.decision = decode(data, Decision, self._key)
+                    self.decision = decode_decision(data, self._round, self._key)
                     self._wake()
                     return
             except StoreUnavailable as error:
@@ -96,6 +96,5 @@ class RoundLink(threading.Thread):
     def stop(self) -> None:
         """End the thread."""
         self._stopping.set()
-        self._wakeup.set()
         self._store.close()
         self.join()

@@ -69,8 +69,8 @@ def refused(members: Sequence[Member], timeout: float) -> list[Member]:
                 continue
             except ConnectionRefusedError:
                 gone.append(member)
-            except OSError:
-                # Unreachable or unresolvable is no refusal; the lease will tell.
+            except (OSError, ValueError):
+                # Unreachable, unresolvable or no address at all is no refusal; the lease will tell.
                 pass
             probe.close()
         deadline = time.monotonic() + timeout

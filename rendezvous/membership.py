@@ -91,8 +91,8 @@ Effect = Open | Decide | Refuse | CheckTwin
 def natural_order(member: Member) -> tuple[object, ...]:
     """Sort key: hostfile position first, then the host name with its numbers compared as numbers."""
     position = member.order if member.order is not None else -1
-    parts = re.split(r"(\d+)", member.host)
-    return (position, *((int(part), "") if part.isdigit() else (-1, part) for part in parts))
+    parts = re.split(r"([0-9]+)", member.host)
+    return (position, *((int(part), "") if number % 2 else (-1, part) for number, part in enumerate(parts)))
 
 
 class Membership:

@@ -11,7 +11,7 @@ Evidence, verdict and the policy's ledger are opaque here (``msgspec.Raw``): thi
 from __future__ import annotations
 
 from enum import Enum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -34,13 +34,20 @@ __all__ = [
     "Retirement",
     "Roster",
     "decode",
+    "decode_decision",
     "decode_message",
+    "decode_opening",
     "encode",
 ]
 
 VERSION = 1
 
 _R = TypeVar("_R")
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RecordError(ValueError):
@@ -77,13 +84,13 @@ class JobRecord(msgspec.Struct, frozen=True):
     """
 
     run_id: str
-    min_hosts: int
-    max_hosts: int
+    min_hosts: Count
+    max_hosts: Count
     max_restarts: int
-    last_call: float
-    settle: float
-    join_timeout: float
-    lease_ttl: float
+    last_call: Seconds
+    settle: Seconds
+    join_timeout: Seconds
+    lease_ttl: Annotated[float, msgspec.Meta(gt=0)]
     version: int = VERSION
 
 
@@ -101,13 +108,13 @@ class Member(msgspec.Struct, frozen=True):
         order: position in the hostfile, if one was given.
     """
 
-    id: str
-    host: str
-    key: str
-    addr: str
-    port: int
+    id: Name
+    host: Name
+    key: Name
+    addr: Name
+    port: Port
     pid: int
-    workers: int
+    workers: Count
     order: int | None = None
 
 
@@ -298,16 +305,20 @@ class Case(msgspec.Struct, frozen=True):
     ledger: msgspec.Raw = msgspec.Raw(b"null")
 
 
-def decode_message(data: bytes) -> Message:
+def decode_message(data: bytes, key: str = "inbox") -> Message:
     """Read one message of the inbox back.
+
+    Args:
+        data: the bytes in the store.
+        key: where they were found, for the error.
 
     Raises:
         RecordError: the bytes are no message.
     """
     try:
         return _messages.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"malformed message in the inbox: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"malformed message at {key!r}: {error}") from error
 
 
 _messages: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
@@ -316,6 +327,39 @@ _messages: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 def encode(record: object) -> bytes:
     """A record as JSON."""
     return msgspec.json.encode(record)
+
+
+def decode_opening(data: bytes, round_number: int, key: str) -> Opening:
+    """Read a round's opening back.
+
+    Args:
+        data: the bytes in the store.
+        round_number: the round it must be about.
+        key: where it was found, for the error.
+
+    Raises:
+        RecordError: it is none, or it contradicts itself.
+    """
+    opening = decode(data, Opening, key)
+    if (opening.roster is None) == (opening.ended is None):
+        raise RecordError(f"malformed record at {key!r}: an opening has either a roster or a decision")
+    rounds = {opening.round} | {part.round for part in (opening.roster, opening.ended) if part is not None}
+    if rounds != {round_number}:
+        raise RecordError(f"malformed record at {key!r}: it speaks of rounds {sorted(rounds)}")
+    members = opening.roster.members if opening.roster is not None else ()
+    if opening.roster is not None and not members:
+        raise RecordError(f"malformed record at {key!r}: an empty roster")
+    if len({member.id for member in members}) < len(members) or len({member.key for member in members}) < len(members):
+        raise RecordError(f"malformed record at {key!r}: one host holds two slots")
+    return opening
+
+
+def decode_decision(data: bytes, round_number: int, key: str) -> Decision:
+    """Read a round's decision back; arguments and errors as of ``decode_opening``."""
+    decision = decode(data, Decision, key)
+    if decision.round != round_number:
+        raise RecordError(f"malformed record at {key!r}: it speaks of round {decision.round}")
+    return decision
 
 
 def decode(data: bytes, type: type[_R], key: str) -> _R:
@@ -331,5 +375,5 @@ def decode(data: bytes, type: type[_R], key: str) -> _R:
     """
     try:
         return msgspec.json.decode(data, type=type)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(f"malformed record at {key!r}: {error}") from error

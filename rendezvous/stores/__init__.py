@@ -1,7 +1,8 @@
 """One small store protocol; the backends live beside this file.
 
 Every agent holds several connections to one store (``connect`` makes another): one for its own reading and
-writing, one for its heartbeat, one for its coordinator. A connection is used by one thread at a time.
+writing, one for its heartbeat, one for its coordinator. A connection is used by one thread at a time; only ``wake``
+and ``close`` may be called from another.
 
 The protocol needs four things of a backend and no more:
 
@@ -13,11 +14,13 @@ The protocol needs four things of a backend and no more:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Store", "StoreGone", "StoreUnavailable"]
+__all__ = ["Mail", "Store", "StoreGone", "StoreRefused", "StoreUnavailable"]
+
+Mail = tuple[str, bytes]
+"""A message of the inbox: the key it stands at, for errors, and its bytes."""
 
 
 class StoreUnavailable(Exception):
@@ -28,10 +31,15 @@ class StoreGone(StoreUnavailable):
     """The store was there and its server has ended; a server that keeps nothing on disk does not come back."""
 
 
+class StoreRefused(StoreUnavailable):
+    """What answers there will not serve this run; trying again will not help. The message says why."""
+
+
 class Store(Protocol):
     """One connection to the job's store.
 
-    Keys are relative to the run. Every method but ``connect``, ``scale`` and ``close`` raises ``StoreUnavailable``.
+    Keys are relative to the run. Every method but ``connect``, ``wake``, ``scale`` and ``close`` raises
+    ``StoreUnavailable``.
     """
 
     def connect(self) -> Store:
@@ -46,7 +54,7 @@ class Store(Protocol):
     def append(self, value: bytes) -> None:
         """Append a message to the inbox."""
 
-    def read(self, cursor: int, timeout: float) -> tuple[list[bytes], int]:
+    def read(self, cursor: int, timeout: float) -> tuple[list[Mail], int]:
         """Messages after ``cursor`` (0 = from the beginning) and the cursor to go on from.
 
         Waits up to ``timeout`` seconds for the first one. A message can be delivered twice, never lost.
@@ -56,13 +64,19 @@ class Store(Protocol):
         """Renew (or take) the lease ``lease`` for ``ttl`` seconds."""
 
     def leases(self, leases: Sequence[str]) -> list[int | None]:
-        """For each lease a number that changes when it is renewed; ``None`` if it is known to have ended."""
+        """For each lease a number that changes while it is renewed; ``None`` if it was never taken or has ended."""
 
-    def wait(self, key: str, timeout: float, wakeup: threading.Event | None = None) -> bytes | None:
-        """The value of ``key`` as soon as it exists; ``None`` after ``timeout`` seconds or once ``wakeup`` is set."""
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        """The value of ``key`` as soon as it exists; ``None`` after ``timeout`` seconds or a ``wake``."""
+
+    def wake(self) -> None:
+        """End the wait that is under way in another thread, or else the next one."""
+
+    def end(self, lease: str, over: bool) -> None:
+        """This agent is gone: give its lease up. If the job is ``over``, the last one may remove what the run left."""
 
     def scale(self, agents: int) -> None:
         """A hint: about how many agents wait at this store, so that a polling backend spreads its looks."""
 
     def close(self) -> None:
-        """End this connection."""
+        """End this connection; a wait under way in another thread ends with ``StoreUnavailable``."""

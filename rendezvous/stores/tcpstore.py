@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 from torch.distributed import DistError, TCPStore
 
-from rendezvous.stores import StoreGone, StoreUnavailable
+from rendezvous.stores import Mail, StoreGone, StoreRefused, StoreUnavailable
 
 __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet", "serve_c10d"]
 
@@ -50,8 +50,8 @@ class AddressTaken(OSError):
     """Another program listens at the endpoint."""
 
 
-class ForeignEndpoint(StoreUnavailable):
-    """What answers at the endpoint is not this run's store; trying again will not help."""
+class ForeignEndpoint(StoreRefused):
+    """What answers at the endpoint is not this run's store."""
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -177,7 +177,8 @@ class TcpStore:
     def __init__(self, host: str, port: int, run_id: str) -> None:
         self._host, self._port, self._run_id = host, port, run_id
         self._client: TCPStore | None = None
-        self._closed = threading.Event()
+        self._closed = False
+        self._bell = threading.Event()
         self._met = False
         self._hole: tuple[int, float] | None = None
         self._longest_pause = POLL[1]
@@ -207,7 +208,7 @@ class TcpStore:
 
         self._do(write)
 
-    def read(self, cursor: int, timeout: float) -> tuple[list[bytes], int]:
+    def read(self, cursor: int, timeout: float) -> tuple[list[Mail], int]:
         """Messages after ``cursor``, waiting up to ``timeout`` seconds for the first."""
         for _ in self._polls(timeout):
             messages, cursor = self._do(partial(self._since, cursor))
@@ -234,13 +235,20 @@ class TcpStore:
 
         return self._do(count)
 
-    def wait(self, key: str, timeout: float, wakeup: threading.Event | None = None) -> bytes | None:
-        """The value of ``key`` as soon as it exists; ``None`` after ``timeout`` seconds or once ``wakeup`` is set."""
-        for _ in self._polls(timeout, wakeup):
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        """The value of ``key`` as soon as it exists; ``None`` after ``timeout`` seconds or a ``wake``."""
+        for _ in self._polls(timeout):
             value = self.get(key)
             if value is not None:
                 return value
         return None
+
+    def wake(self) -> None:
+        """End the wait that is under way in another thread, or else the next one."""
+        self._bell.set()
+
+    def end(self, lease: str, over: bool) -> None:
+        """Nothing to do: a lease ends by not being renewed, and everything ends with the agent that serves it."""
 
     def scale(self, agents: int) -> None:
         """Look less often the more agents look, so that the server sees at most ``LOOKS`` a second in all."""
@@ -248,7 +256,8 @@ class TcpStore:
 
     def close(self) -> None:
         """End this connection; a wait under way in another thread returns at its next look."""
-        self._closed.set()
+        self._closed = True
+        self._bell.set()
         self._client = None
 
     def _key(self, key: str) -> str:
@@ -261,20 +270,21 @@ class TcpStore:
     def _get(client: TCPStore, key: str) -> bytes | None:
         return bytes(client.get(key)) if client.check([key]) else None
 
-    def _since(self, cursor: int, client: TCPStore) -> tuple[list[bytes], int]:
+    def _since(self, cursor: int, client: TCPStore) -> tuple[list[Mail], int]:
         count = int(client.add(self._key("inbox"), 0))
         if count <= cursor:
             return [], cursor
         keys = [self._message(number) for number in range(cursor + 1, count + 1)]
         if client.check(keys):
-            return [value for value in map(bytes, client.multi_get(keys)) if value != _VOID], count
-        messages: list[bytes] = []
+            values = map(bytes, client.multi_get(keys))
+            return [(key, value) for key, value in zip(keys, values, strict=True) if value != _VOID], count
+        messages: list[Mail] = []
         for number, key in enumerate(keys, start=cursor + 1):
             value = self._get(client, key)
             if value is None and not self._fill(client, number):
                 return messages, number - 1
             if value is not None and value != _VOID:
-                messages.append(value)
+                messages.append((key, value))
         return messages, count
 
     def _fill(self, client: TCPStore, number: int) -> bool:
@@ -286,17 +296,22 @@ class TcpStore:
             return False
         return bytes(client.compare_set(self._message(number), "", _VOID.decode())) == _VOID
 
-    def _polls(self, timeout: float, wakeup: threading.Event | None = None) -> Iterator[None]:
+    def _polls(self, timeout: float) -> Iterator[None]:
         deadline, pause = time.monotonic() + timeout, POLL[0]
         while True:
             yield
             left = deadline - time.monotonic()
-            if left <= 0 or (wakeup or self._closed).wait(min(pause, left)):
+            if left <= 0:
+                return
+            if self._bell.wait(min(pause, left)):
+                self._bell.clear()
+                if self._closed:
+                    raise StoreUnavailable("this connection is closed")
                 return
             pause = min(pause * 2, self._longest_pause)
 
     def _do(self, operation: Callable[[Any], _T]) -> _T:
-        if self._closed.is_set():
+        if self._closed:
             raise StoreUnavailable("this connection is closed")
         try:
             if self._client is None:

@@ -164,7 +164,7 @@ def test_a_malformed_message_is_logged_and_left_out(jobs, caplog):
     a, b = jobs.join("a", coordinate=True), jobs.join("b")
     jobs.store.append(b"\x80garbage")
     jobs.store.append(b'{"type":"Report","round":"one"}')
-    jobs.until(lambda: caplog.text.count("malformed message in the inbox") == 2, "two messages are refused", (a, b))
+    jobs.until(lambda: caplog.text.count("malformed message at 'inbox/") == 2, "two messages are refused", (a, b))
     jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,66 +24,13 @@ def store(server: StoreServer) -> TcpStore:
     return TcpStore("127.0.0.1", server.port, "run")
 
 
-def test_the_first_writer_of_a_record_wins(store):
-    assert store.get("k") is None
-    assert store.create("k", b"mine") == b"mine"
-    assert store.connect().create("k", b"theirs") == b"mine"
-    assert store.get("k") == b"mine"
-
-
-def test_messages_of_many_writers_keep_one_order_and_none_is_lost(store):
-    def write(writer: int) -> None:
-        own = store.connect()
-        for number in range(50):
-            own.append(f"{writer}:{number}".encode())
-
-    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    seen: list[bytes] = []
-    cursor = 0
-    while len(seen) < 200:
-        messages, cursor = store.read(cursor, 5.0)
-        assert messages, "a message is missing"
-        seen += messages
-    for thread in threads:
-        thread.join()
-    assert len(set(seen)) == 200
-    for writer in range(4):
-        assert [m for m in seen if m.startswith(f"{writer}:".encode())] == [f"{writer}:{n}".encode() for n in range(50)]
-    assert store.connect().read(0, 0.0)[0] == seen
-
-
 def test_a_writer_that_died_between_number_and_message_holds_nobody_up(store, monkeypatch):
     monkeypatch.setattr("rendezvous.stores.tcpstore.HOLE_PATIENCE", 0.1)
     store.append(b"one")
     store._do(lambda client: client.add("ezpz/run/inbox", 1))  # the number is taken, the message never comes
     store.append(b"three")
-    assert store.read(0, 0.0) == ([b"one"], 1)
-    assert store.read(1, 5.0) == ([b"three"], 3)
-
-
-def test_waiting_ends_with_the_record_with_the_time_or_with_the_wakeup(store):
-    other = store.connect()
-    threading.Timer(0.1, lambda: other.create("late", b"v")).start()
-    assert store.wait("late", 5.0) == b"v"
-    assert store.wait("never", 0.05) is None
-    wakeup = threading.Event()
-    threading.Timer(0.1, wakeup.set).start()
-    began = time.monotonic()
-    assert store.wait("never", 30.0, wakeup) is None
-    assert time.monotonic() - began < 10
-
-
-def test_a_lease_is_a_number_that_changes_when_it_is_renewed(store):
-    assert store.leases(["a", "b"]) == [None, None]
-    store.renew("a", 1.0)
-    before = store.leases(["a", "b"])
-    store.renew("a", 1.0)
-    after = store.leases(["a", "b"])
-    assert before[0] != after[0]
-    assert after[1] is None
-    assert store.leases([]) == []
+    assert store.read(0, 0.0) == ([("ezpz/run/inbox/1", b"one")], 1)
+    assert store.read(1, 5.0) == ([("ezpz/run/inbox/3", b"three")], 3)
 
 
 def test_runs_do_not_see_each_other(server, store):
@@ -124,19 +69,3 @@ def test_a_server_that_was_never_there_may_still_come():
     with pytest.raises(StoreUnavailable) as caught:
         TcpStore("127.0.0.1", free_port("127.0.0.1"), "run").get("k")
     assert not isinstance(caught.value, StoreGone)
-
-
-def test_a_closed_connection_ends_a_wait_in_another_thread(store):
-    errors: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            store.wait("never", 30.0)
-        except StoreUnavailable as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    store.close()
-    thread.join(10)
-    assert not thread.is_alive()

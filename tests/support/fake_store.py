@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rendezvous.stores import StoreUnavailable
+from rendezvous.stores import Mail, StoreUnavailable
 
 
 @dataclass
@@ -33,6 +33,7 @@ class FakeStore:
     def __init__(self, world: World) -> None:
         self.world = world
         self.closed = False
+        self._woken = False
 
     def _enter(self) -> None:
         if self.world.down or self.closed:
@@ -59,11 +60,12 @@ class FakeStore:
             self.world.inbox.append(value)
             self.world.changed.notify_all()
 
-    def read(self, cursor: int, timeout: float) -> tuple[list[bytes], int]:
+    def read(self, cursor: int, timeout: float) -> tuple[list[Mail], int]:
         with self.world.changed:
             self.world.changed.wait_for(lambda: self._away() or len(self.world.inbox) > cursor, timeout)
             self._enter()
-            return self.world.inbox[cursor:], len(self.world.inbox)
+            messages = enumerate(self.world.inbox[cursor:], start=cursor + 1)
+            return [(f"inbox/{number}", data) for number, data in messages], len(self.world.inbox)
 
     def renew(self, lease: str, ttl: float) -> None:
         del ttl
@@ -76,14 +78,24 @@ class FakeStore:
             self._enter()
             return [self.world.beats.get(lease) for lease in leases]
 
-    def wait(self, key: str, timeout: float, wakeup: threading.Event | None = None) -> bytes | None:
-        def ready() -> bool:
-            return self._away() or key in self.world.records or (wakeup is not None and wakeup.is_set())
-
+    def wait(self, key: str, timeout: float) -> bytes | None:
         with self.world.changed:
-            self.world.changed.wait_for(ready, timeout)
+            self.world.changed.wait_for(lambda: self._away() or self._woken or key in self.world.records, timeout)
+            self._woken = False
             self._enter()
             return self.world.records.get(key)
+
+    def wake(self) -> None:
+        self._woken = True
+        self.world.change()
+
+    def end(self, lease: str, over: bool) -> None:
+        with self.world.changed:
+            self._enter()
+            self.world.beats.pop(lease, None)
+            if over and not self.world.beats:
+                self.world.records.clear()
+                self.world.inbox.clear()
 
     def scale(self, agents: int) -> None:
         del agents

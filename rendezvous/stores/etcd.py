@@ -1,0 +1,372 @@
+"""The run's records in etcd: they outlive any host of the job and one etcd member in three.
+
+Everything of a run lies below ``/ezpz/<run_id>/`` and hangs on one etcd lease of the run, which every agent keeps
+alive: what nobody removes expires ``RUN_TTL`` after the last agent's last sign. Each agent also holds a lease of its
+own with the key ``alive/<id>``; etcd times it, and the key's end is the agent's end.
+
+A message of the inbox is a key of its own, and its place in the order is the revision etcd gave it; so writers never
+collide, and a reader goes on from the last revision it has seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from etcd3.events import PutEvent
+from etcd3.utils import prefix_range_end
+
+from rendezvous.stores import Mail, StoreUnavailable
+from rendezvous.stores.etcd_client import EtcdClient, LeaseTaken
+
+__all__ = ["EtcdStore"]
+
+RUN_TTL = 24 * 3600
+"""Seconds for which the records of a run outlive the last sign of its last agent: longer than any outage."""
+
+RUN_RENEWAL = 600.0
+"""Seconds between two renewals of the run's lease by one agent."""
+
+PART = 1 << 20
+"""Bytes of a value that go into one key; etcd's limit for a whole request is 1.5 MiB."""
+
+_PARTS = b"\0ezpz parts\0"
+"""Begins a value that lies elsewhere in parts; what follows is a ``_Parts`` as JSON."""
+
+_NO_LEASE = "requested lease not found"
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """Where a large value lies: ``part/<id>/0`` … ``part/<id>/<count - 1>``."""
+
+    id: str
+    count: int
+    size: int
+
+
+class _Run:
+    """What all connections of one agent share.
+
+    Args:
+        client: the wire.
+        run_id: the run.
+        keep: leave the records after the run, for a postmortem.
+    """
+
+    def __init__(self, client: EtcdClient, run_id: str, keep: bool) -> None:
+        self.client, self.keep = client, keep
+        self.prefix = f"/ezpz/{quote(run_id, safe='')}/"
+        self.lease = 0 if keep else _lease_id(self.prefix)
+        self.held: set[str] = set()
+        self.renew_at = -math.inf
+        self.users = 0
+        self.lock = threading.Lock()
+
+    def grant(self, lease: int, ttl: float) -> None:
+        """Take a lease, or find it there already."""
+        try:
+            self.client.call(lambda etcd: etcd.lease(max(1, math.ceil(ttl)), lease))
+        except LeaseTaken:
+            self.refresh(lease)
+
+    def refresh(self, lease: int) -> bool:
+        """Keep a lease alive; whether it still was."""
+        return self.client.call(lambda etcd: any(answer.TTL > 0 for answer in etcd.refresh_lease(lease)))
+
+    def keep_alive(self) -> None:
+        """Keep the run's records from expiring, now and then."""
+        if self.lease and time.monotonic() >= self.renew_at:
+            if not self.refresh(self.lease):
+                self.grant(self.lease, RUN_TTL)
+            self.renew_at = time.monotonic() + RUN_RENEWAL
+
+
+class _Watch:
+    """One watch and what it has brought; filled by gRPC's thread, emptied by the connection's own.
+
+    Args:
+        bell: rung when something has come.
+    """
+
+    def __init__(self, bell: threading.Event) -> None:
+        self.bell = bell
+        self.events: deque[Any] = deque()
+        self.lost = False
+        self.cancel: Callable[[], None] | None = None
+
+    def __call__(self, response: Any) -> None:
+        events = getattr(response, "events", None)
+        if events is None:
+            self.lost = True  # the stream's end or an error
+        else:
+            self.events.extend(event for event in events if isinstance(event, PutEvent))
+        self.bell.set()
+
+
+class EtcdStore:
+    """One connection to the records of one run.
+
+    Args:
+        client: the wire, shared by all connections of this agent.
+        run_id: namespace of the run's keys.
+        keep: leave the records in etcd after the run.
+    """
+
+    def __init__(self, client: EtcdClient, run_id: str, keep: bool = False) -> None:
+        self._begin(_Run(client, run_id, keep))
+
+    def _begin(self, run: _Run) -> None:
+        self._run, self._client = run, run.client
+        self._closed = self._woken = False
+        self._bell = threading.Event()
+        self._record: tuple[bytes, _Watch] | None = None
+        self._tail: tuple[int, _Watch] | None = None
+        self._looks = 0
+        with run.lock:
+            run.users += 1
+
+    def connect(self) -> EtcdStore:
+        """Another connection over the same channel."""
+        other = EtcdStore.__new__(EtcdStore)
+        other._begin(self._run)
+        return other
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def create(self, key: str, value: bytes) -> bytes:
+        """Write ``value`` unless ``key`` exists, in one transaction; the value that is there now."""
+        stored = self._split(value)
+        winner = self._write(self._key(key), stored)
+        if winner == stored:
+            return value
+        if stored.startswith(_PARTS):
+            self._drop_parts(stored)
+        return self._join(winner)
+
+    def get(self, key: str) -> bytes | None:
+        """The value of ``key``, or ``None``."""
+        value, _ = self._look(self._key(key))
+        return None if value is None else self._join(value)
+
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        """The value of ``key``, as soon as etcd tells of it. Waiting again for the same key costs etcd nothing."""
+        deadline, place = time.monotonic() + timeout, self._key(key)
+        while True:
+            self._check()
+            value = self._told(place)
+            if value is not None:
+                return self._join(value)
+            left = deadline - time.monotonic()
+            if left <= 0 or self._woken:
+                self._woken = False
+                return None
+            if self._bell.wait(left):
+                self._bell.clear()
+
+    def _told(self, place: bytes) -> bytes | None:
+        """What is known of the record waited for; watched from the revision at which it was not there yet."""
+        if self._record is not None and (self._record[0] != place or self._record[1].lost):
+            self._unwatch(self._record[1])
+            self._record = None
+        if self._record is None:
+            value, revision = self._look(place)
+            if value is not None:
+                return value
+            self._record = (place, self._watch(place, start_revision=revision + 1))
+        events = self._record[1].events
+        return bytes(events[0].value) if events else None
+
+    # -- the inbox ---------------------------------------------------------------------------------------------------
+
+    def append(self, value: bytes) -> None:
+        """Append a message under a key of its own."""
+        self._write(self._key(f"inbox/{uuid.uuid4().hex}"), self._split(value))
+
+    def read(self, cursor: int, timeout: float) -> tuple[list[Mail], int]:
+        """Messages after the revision ``cursor``, waiting up to ``timeout`` seconds for the first."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._check()
+            messages, cursor = self._since(cursor)
+            left = deadline - time.monotonic()
+            if messages or left <= 0:
+                return messages, cursor
+            if self._bell.wait(left):
+                self._bell.clear()
+
+    def _since(self, cursor: int) -> tuple[list[Mail], int]:
+        if self._tail is not None and (self._tail[0] != cursor or self._tail[1].lost):
+            self._unwatch(self._tail[1])
+            self._tail = None
+        inbox = self._key("inbox/")
+        if self._tail is None:
+            response = self._client.call(
+                lambda etcd: etcd.get_prefix_response(
+                    inbox, sort_order="ascend", sort_target="mod", min_mod_revision=cursor + 1
+                )
+            )
+            cursor = max(cursor, response.header.revision)
+            watch = self._watch(inbox, range_end=prefix_range_end(inbox), start_revision=cursor + 1)
+            self._tail = (cursor, watch)
+            return [self._mail(kv.key, kv.value) for kv in response.kvs], cursor
+        watch, messages = self._tail[1], list[Mail]()
+        while watch.events:
+            event = watch.events[0]  # left there if its parts cannot be fetched now
+            messages.append(self._mail(event.key, event.value))
+            cursor = max(cursor, event.mod_revision)
+            watch.events.popleft()
+        self._tail = (cursor, watch)
+        return messages, cursor
+
+    def _mail(self, key: bytes, value: bytes) -> Mail:
+        return key.decode(errors="replace"), self._join(value)
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def renew(self, lease: str, ttl: float) -> None:
+        """Keep an agent's lease alive; take it (again) where there is none. etcd times it, in whole seconds."""
+        number = _lease_id(self._run.prefix + lease)
+        self._run.keep_alive()
+        if lease in self._run.held and self._run.refresh(number):
+            return
+        self._run.held.discard(lease)
+        self._run.grant(number, ttl)
+        self._client.call(lambda etcd: etcd.put(self._key(f"alive/{lease}"), b"", lease=number))
+        self._run.held.add(lease)
+
+    def leases(self, leases: Sequence[str]) -> list[int | None]:
+        """A number that is new at every look for each lease that etcd still has."""
+        alive = self._key("alive/")
+        self._looks += 1
+        if len(leases) <= 1:
+            there = {lease for lease in leases if self._look(self._key(f"alive/{lease}"))[0] is not None}
+        else:
+            response = self._client.call(lambda etcd: etcd.get_prefix_response(alive, keys_only=True))
+            there = {kv.key[len(alive) :].decode(errors="replace") for kv in response.kvs}
+        return [self._looks if lease in there else None for lease in leases]
+
+    def end(self, lease: str, over: bool) -> None:
+        """Give the lease up. Once the job is over and nobody else is alive, everything of the run is removed."""
+        number, alive = _lease_id(self._run.prefix + lease), self._key("alive/")
+        self._run.held.discard(lease)
+        if self._run.refresh(number):
+            self._client.call(lambda etcd: etcd.revoke_lease(number))
+        if not over or self._run.keep:
+            return
+
+        def remove(etcd: Any) -> None:
+            nobody = etcd.transactions.create(alive, range_end=prefix_range_end(alive)) == 0
+            everything = self._run.prefix.encode()
+            etcd.transaction([nobody], [etcd.transactions.delete(everything, prefix_range_end(everything))], [])
+
+        self._client.call(remove)
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """End the wait that is under way in another thread, or else the next one."""
+        self._woken = True
+        self._bell.set()
+
+    def scale(self, agents: int) -> None:
+        """Nothing to do: etcd tells its watchers, they do not look."""
+
+    def close(self) -> None:
+        """End this connection; the last one of the agent closes the channel."""
+        with self._run.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._run.users -= 1
+            last = self._run.users == 0
+        self._bell.set()
+        if last:
+            self._client.close()
+
+    # -- parts of the above ------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("this connection is closed")
+
+    def _key(self, key: str) -> bytes:
+        return (self._run.prefix + key).encode()
+
+    def _look(self, place: bytes) -> tuple[bytes | None, int]:
+        """The value at a key as it is stored, and the revision at which this was so."""
+        self._check()
+        response = self._client.call(lambda etcd: etcd.get_response(place))
+        return (bytes(response.kvs[0].value) if response.kvs else None), response.header.revision
+
+    def _write(self, place: bytes, value: bytes) -> bytes:
+        """Store a value unless the key exists; what is stored there now."""
+        self._check()
+
+        def write(etcd: Any) -> bytes:
+            new = etcd.transactions.create(place) == 0
+            put = etcd.transactions.put(place, value, lease=self._run.lease or None)
+            won, answers = etcd.transaction([new], [put], [etcd.transactions.get(place)])
+            return value if won else bytes(answers[0][0][0])
+
+        try:
+            return self._client.call(write)
+        except StoreUnavailable as error:
+            if _NO_LEASE not in str(error):
+                raise
+        self._run.grant(self._run.lease, RUN_TTL)
+        return self._client.call(write)
+
+    def _watch(self, place: bytes, **options: Any) -> _Watch:
+        watch = _Watch(self._bell)
+        watch.cancel = self._client.watch(place, watch, **options)
+        return watch
+
+    def _unwatch(self, watch: _Watch) -> None:
+        if not watch.lost and watch.cancel is not None:
+            watch.cancel()
+
+    def _split(self, value: bytes) -> bytes:
+        """What to store for a value: itself, or where its parts lie, which are written before."""
+        if len(value) <= PART and not value.startswith(_PARTS):
+            return value
+        pieces = [value[at : at + PART] for at in range(0, len(value), PART)]
+        parts = _Parts(uuid.uuid4().hex, len(pieces), len(value))
+        for number, piece in enumerate(pieces):
+            self._write(self._key(f"part/{parts.id}/{number}"), piece)
+        return _PARTS + msgspec.json.encode(parts)
+
+    def _join(self, value: bytes) -> bytes:
+        """The value for what is stored. What pretends to lie in parts and does not is handed on for the reader to
+        refuse by its key."""
+        if not value.startswith(_PARTS):
+            return value
+        try:
+            parts = msgspec.json.decode(value[len(_PARTS) :], type=_Parts)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return value
+        pieces: list[bytes] = []
+        for number in range(min(parts.count, -(-parts.size // PART))):
+            piece, _ = self._look(self._key(f"part/{parts.id}/{number}"))
+            if piece is None:
+                return value
+            pieces.append(piece)
+        whole = b"".join(pieces)
+        return whole if len(whole) == parts.size else value
+
+    def _drop_parts(self, stored: bytes) -> None:
+        parts = msgspec.json.decode(stored[len(_PARTS) :], type=_Parts)
+        self._client.call(lambda etcd: etcd.delete_prefix(self._key(f"part/{parts.id}/")))
+
+
+def _lease_id(name: str) -> int:
+    """A lease number that everybody derives from the name alike: 63 bits, never 0."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1
