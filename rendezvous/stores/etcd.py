@@ -25,7 +25,7 @@ from etcd3.events import PutEvent
 from etcd3.utils import prefix_range_end
 
 from rendezvous.stores import Mail, StoreUnavailable
-from rendezvous.stores.etcd_client import EtcdClient, LeaseTaken
+from rendezvous.stores.etcd_client import EtcdClient, LeaseTaken, LeaseUnknown
 
 __all__ = ["EtcdStore"]
 
@@ -40,8 +40,6 @@ PART = 1 << 20
 
 _PARTS = b"\0ezpz parts\0"
 """Begins a value that lies elsewhere in parts; what follows is a ``_Parts`` as JSON."""
-
-_NO_LEASE = "requested lease not found"
 
 
 class _Parts(msgspec.Struct, frozen=True):
@@ -318,10 +316,8 @@ class EtcdStore:
 
         try:
             return self._client.call(write)
-        except StoreUnavailable as error:
-            if _NO_LEASE not in str(error):
-                raise
-        self._run.grant(self._run.lease, RUN_TTL)
+        except LeaseUnknown:
+            self._run.grant(self._run.lease, RUN_TTL)
         return self._client.call(write)
 
     def _watch(self, place: bytes, **options: Any) -> _Watch:

@@ -25,7 +25,7 @@ import msgspec
 
 from rendezvous.stores import StoreRefused, StoreUnavailable
 
-__all__ = ["Credentials", "EtcdClient", "LeaseTaken", "Login"]
+__all__ = ["Credentials", "EtcdClient", "LeaseTaken", "LeaseUnknown", "Login"]
 
 OP_TIMEOUT = 5.0
 """Seconds one call may take before the endpoint counts as dead. etcd itself gives up on a lost quorum after 7 s."""
@@ -52,6 +52,17 @@ _FINAL = {
     grpc.StatusCode.FAILED_PRECONDITION: ("authentication is not enabled",),
     grpc.StatusCode.UNAVAILABLE: ("CERTIFICATE_VERIFY_FAILED",),
 }
+
+# etcd has answered, and answered no; nothing is wrong with the channel.
+_ANSWERS = frozenset(
+    {
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
 
 _T = TypeVar("_T")
 
@@ -92,6 +103,10 @@ class LeaseTaken(Exception):
     """A lease of this id is there already."""
 
 
+class LeaseUnknown(StoreUnavailable):
+    """The lease that a key was to hang on is not there (any more)."""
+
+
 class EtcdClient:
     """The channel that all connections of one agent share; safe to use from several threads.
 
@@ -127,6 +142,7 @@ class EtcdClient:
             StoreUnavailable: no answer; the next call goes to the next endpoint.
             StoreRefused: etcd does not want us.
             LeaseTaken: a lease that was to be granted is there already.
+            LeaseUnknown: a lease that was to be used is not there.
         """
         at = self._enter()
         client = None
@@ -225,11 +241,13 @@ class EtcdClient:
         return current
 
     def _failed(self, client: Any, at: int, code: Any, details: str | None) -> StoreUnavailable:
-        """What to raise; the channel that failed is given up and the next endpoint's turn comes, once per failure."""
+        """What to raise; a channel that failed is given up and the next endpoint's turn comes, once per failure."""
         host, port = self._endpoints[at]
         words = f"etcd at {host}:{port}: {code.name.lower() if code is not None else 'failed'}: {details}"
+        if code is grpc.StatusCode.NOT_FOUND and "lease not found" in (details or ""):
+            return LeaseUnknown(words)
         with self._changed:
-            mine = self._client is client and self._at == at
+            mine = code not in _ANSWERS and self._client is client and self._at == at
             if mine:
                 self._client = None
                 self._at = (at + 1) % len(self._endpoints)
