@@ -11,7 +11,9 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ezpz_elastic.decide.decider import make_decider
 from ezpz_elastic.decide.situation import Limits, OnBlind
+from ezpz_elastic.endpoint import find_store
 from ezpz_elastic.errors import UsageError
+from ezpz_elastic.hostorder import position
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import RunLedger
 from ezpz_elastic.machines import Machine, find_machine
@@ -20,12 +22,8 @@ from ezpz_elastic.signatures import load_library
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import JobRecord, Member
-from rendezvous.stores.tcpstore import AddressTaken, ForeignEndpoint, StoreServer, TcpStore, greet
 
 __all__ = ["AgentHandler", "build_handler"]
-
-DEFAULT_PORT = 29500
-"""torchrun's own default port."""
 
 TORCHRUN_TIMEOUT = "timeout"
 """Key that torch's ``LaunchConfig`` adds to every ``--rdzv-conf``; how long a rendezvous may take."""
@@ -69,7 +67,6 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
     if timeout is not None:
         conf.setdefault("join_timeout", timeout)
     settings = parse(conf)
-    host, port = _endpoint(params.endpoint)
     if not params.run_id or params.run_id == "none":
         raise UsageError("no --rdzv-id", expected="a name that all agents of this job share and no other job uses")
     addr = params.local_addr or socket.getfqdn()
@@ -79,7 +76,7 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
         raise UsageError(
             f"cannot listen on {addr}: {error}", hint="give this host's own address by --local-addr"
         ) from error
-    server = _serve(host, port, params.run_id) if _is_mine(host, params.local_addr) else None
+    store, server = find_store(params.endpoint, params.run_id, settings, params.local_addr, os.environ)
     if os.environ.get("EZPZ_SIGNATURES"):
         load_library()  # a user's mistake in it is told now, not at the first failure
     machine, note = find_machine(settings.machine, hosts=[addr])
@@ -93,6 +90,7 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
         settle=settings.settle,
         join_timeout=settings.join_timeout,
         lease_ttl=settings.lease_ttl,
+        grow_now=settings.grow == "now",
     )
     member = Member(
         id=new_id(),
@@ -102,69 +100,17 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
         port=listener.port,
         pid=os.getpid(),
         workers=1,
+        order=position(addr, machine, settings.hostfile, os.environ),
     )
     return AgentHandler(
         settings=settings,
         journal=journal,
         machine=machine,
         note=note,
-        store=TcpStore(host, server.port if server is not None else port, params.run_id),
+        store=store,
         job=job,
         member=member,
         listener=listener,
         ledger=RunLedger(journal),
         server=server,
     )
-
-
-def _endpoint(text: str) -> tuple[str, int]:
-    hint = "the first host's address and a free port, the same on every host: --rdzv-endpoint=HOST:29500"
-    if not text.strip():
-        raise UsageError("no --rdzv-endpoint", expected="HOST:PORT", hint=hint)
-    if "://" in text:
-        scheme = text.partition("://")[0]
-        raise UsageError(f"--rdzv-endpoint={text}: no store of kind {scheme!r}", expected="HOST:PORT", hint=hint)
-    host, colon, port = text.strip().rpartition(":")
-    if not colon:
-        return port, DEFAULT_PORT
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"--rdzv-endpoint={text}", expected="HOST:PORT", hint=hint)
-    return host.strip("[]"), int(port)
-
-
-def _addresses(host: str) -> set[str]:
-    try:
-        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise UsageError(f"cannot resolve {host!r}: {error}", expected="a host name or address") from error
-
-
-def _is_mine(endpoint: str, local_addr: str | None) -> bool:
-    """Whether this agent is the one at the endpoint: by ``--local-addr``, else by the addresses of this machine."""
-    addresses = _addresses(endpoint)
-    if local_addr:
-        return bool(addresses & _addresses(local_addr))
-    return any(_can_bind(address) for address in addresses)
-
-
-def _can_bind(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
-
-
-def _serve(host: str, port: int, run_id: str) -> StoreServer | None:
-    """Serve the store; ``None`` if another agent of this job on this machine does so already."""
-    try:
-        return StoreServer(host, port, run_id)
-    except AddressTaken as error:
-        try:
-            greet(host, port)
-        except (ForeignEndpoint, OSError):
-            hint = "choose another port in --rdzv-endpoint, or end what uses this one"
-            raise UsageError(f"port {port} on {host} is taken by another program", hint=hint) from error
-        return None

@@ -16,7 +16,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The agent's settings, from ``--rdzv-conf key=value,…``. Times are in seconds.
 
     Args:
-        store: ``tcp`` (embedded, served by the agent at the endpoint).
+        store: ``tcp`` (embedded, served by the agent at the endpoint) or ``etcd`` (implied by ``etcd://``).
         last_call: how long to wait for more hosts once the minimum is there; torch's default is 30.
         join_timeout: how long a round may take to form.
         lease_ttl: how long an agent may be silent before its host is lost.
@@ -29,6 +29,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
         launcher_log: the launcher's own console log, if it is written to a file.
         warm: pre-warmed worker processes, ``on`` or ``off``.
+        etcd_ca, etcd_cert, etcd_key: files for TLS to etcd: its authority, this client's certificate and key.
+        keep: leave the run's records in etcd for a postmortem, ``on`` or ``off``.
+        grow: when hosts that come late enlarge the job: at the ``next`` round, or ``now`` by ending the running one.
+        hostfile: the allocation's hosts, whose order is that of the slots; ``None``: as the scheduler lists them.
     """
 
     store: str = "tcp"
@@ -47,13 +51,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     etcd_ca: str | None = None
     etcd_cert: str | None = None
     etcd_key: str | None = None
+    keep: str = "off"
+    grow: str = "next"
+    hostfile: str | None = None
 
     def directory(self, run_id: str) -> Path:
         """The run directory."""
         return Path(self.run_dir) if self.run_dir else Path("ezpz-runs") / run_id
 
 
-_CHOICES = {"store": ("tcp",), "on_blind": ("suspect", "rotate", "never"), "warm": ("on", "off")}
+_CHOICES = {
+    "store": ("tcp", "etcd"),
+    "on_blind": ("suspect", "rotate", "never"),
+    "warm": ("on", "off"),
+    "keep": ("on", "off"),
+    "grow": ("next", "now"),
+}
 _POSITIVE = ("join_timeout", "lease_ttl")
 _HINT = "see --rdzv-conf in the documentation"
 

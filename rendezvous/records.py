@@ -81,6 +81,7 @@ class JobRecord(msgspec.Struct, frozen=True):
         settle: seconds to wait for other hosts' reports after the first one.
         join_timeout: seconds a round may take to form.
         lease_ttl: seconds after which a silent agent is lost.
+        grow_now: late hosts enlarge the job by ending the running round, rather than at the next one.
     """
 
     run_id: str
@@ -91,6 +92,7 @@ class JobRecord(msgspec.Struct, frozen=True):
     settle: Seconds
     join_timeout: Seconds
     lease_ttl: Annotated[float, msgspec.Meta(gt=0)]
+    grow_now: bool = False
     version: int = VERSION
 
 
