@@ -165,7 +165,7 @@ class Etcd:
         self.ctl("auth", "enable")
         self.login = Login(*USER)
 
-    def keys(self) -> list[str]:
+    def all_keys(self) -> list[str]:
         """Every key there is."""
         return self.ctl("get", "--prefix", "/", "--keys-only").split()
 
