@@ -19,13 +19,14 @@ __all__ = ["LogFollower", "LogScan", "last_error", "last_lines", "scan_log", "sc
 
 _FIRST_BYTES = 2 * 2**20
 _LAST_BYTES = 8 * 2**20
+_STRETCH_BYTES = 256 * 2**20
 
 
 class LogScan(msgspec.Struct, frozen=True):
     """What one pass over a log found.
 
     Args:
-        matches: the lines that a signature matched, in file order; at most 2000 per signature.
+        matches: the lines that a signature matched, in file order; of one signature the first 1500 and the last 500.
         last_step: the last training step shown; ``None`` if none was.
         bytes: how many bytes were read, decompressed.
     """
@@ -51,17 +52,22 @@ def scan_log(
     """
     path = Path(path)
     matcher = Matcher(library or load_library(), str(path), rank, host)
-    scanner = Scanner(library or load_library(), matcher.take)
+    scanner = Scanner(library or load_library(), matcher.take, matcher.ignored)
     try:
         bulk = _bulk(path)
+        stretch = 0
         for chunk in chunks(path):
-            scanner.inside_words = scanner.bytes not in bulk
+            inside = scanner.bytes not in bulk
+            if inside != scanner.inside_words or scanner.bytes - stretch > _STRETCH_BYTES:
+                matcher.look_again()
+                stretch = scanner.bytes
+            scanner.inside_words = inside
             scanner.feed(chunk)
         scanner.finish()
     finally:
         scanner.close()
     step, lines = scanner.last_step, scanner.lines
-    told = (msgspec.structs.replace(m, last_step=step, after=lines - m.line) for m in matcher.matches)
+    told = (msgspec.structs.replace(m, last_step=step, after=lines - m.line) for m in matcher.take_all())
     return LogScan(tuple(told), step, scanner.bytes)
 
 
@@ -106,7 +112,7 @@ class LogFollower:
         self._path = Path(path)
         self._library = library or load_library()
         self._matcher = Matcher(self._library, str(path), rank, host)
-        self._scanner = Scanner(self._library, self._matcher.take)
+        self._scanner = Scanner(self._library, self._matcher.take, self._matcher.ignored)
         self._last_step: int | None = None
         self._file: tuple[int, int] | None = None
         self._offset = 0
@@ -150,10 +156,9 @@ class LogFollower:
     def _restart(self) -> None:
         self._last_step = self.last_step
         self._scanner.finish()
-        self._scanner = Scanner(self._library, self._matcher.take)
+        self._scanner = Scanner(self._library, self._matcher.take, self._matcher.ignored)
         self._offset = 0
 
     def _take(self) -> tuple[LogMatch, ...]:
-        taken = tuple(self._matcher.matches)
-        self._matcher.matches.clear()
-        return taken
+        self._matcher.look_again()
+        return tuple(self._matcher.take_all())

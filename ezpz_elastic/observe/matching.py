@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 
 import msgspec
 
@@ -14,7 +14,9 @@ from ezpz_elastic.signatures import Library, Signature
 
 __all__ = ["Matcher"]
 
-_PER_SIGNATURE = 2000
+_KEPT_FIRST = 1500
+_KEPT_LAST = 500
+"""How many matches of one signature are kept, from the beginning and from the end of a log."""
 _TEXT_LIMIT = 500
 _FRAME_LINE = re.compile(r'File "([^"\n]{1,400})", line (\d{1,8})(?:, in (\S{1,120}))?')
 _MENTION = re.compile(
@@ -41,16 +43,27 @@ class Matcher:
         self._file = file
         self._rank = rank
         self._host = host
-        self._seen: Counter[str] = Counter()
+        self._seen: Counter[int] = Counter()
+        self._kept: Counter[str] = Counter()
+        self._late: dict[str, deque[LogMatch]] = {}
         self._frames: dict[int | None, dict[str, int]] = {}
         self._own_frame: dict[int | None, tuple[int, str]] = {}
         self._latest: dict[str, LogMatch] = {}
+        self.ignored: set[int] = set()
         self.matches: list[LogMatch] = []
 
+    def take_all(self) -> list[LogMatch]:
+        """All matches that are kept, in file order; they are given away."""
+        late = [match for kept in self._late.values() for match in kept]
+        taken = sorted([*self.matches, *late], key=lambda match: match.line) if late else self.matches
+        self.matches, self._late = [], {}
+        return taken
+
     def take(self, line: HitLine) -> None:
-        """Read one line that was hit; what it amounts to is added to ``matches``."""
+        """Read one line that was hit; what it amounts to is kept until ``take_all``."""
         prefix = parse_prefix(line.text)
         if FRAME in line.ids and (found := _FRAME_LINE.search(line.text)):
+            self._count(FRAME)
             self._remember_frame(found, line, prefix)
             return
         best: tuple[int, Signature, re.Match[str]] | None = None
@@ -58,13 +71,25 @@ class Matcher:
             if index == FRAME:
                 continue
             signature = self._library.signatures[index]
-            if self._seen[signature.id] >= _PER_SIGNATURE or (best is not None and best[0] >= signature.priority):
+            if best is not None and best[0] >= signature.priority:
                 continue
             match = _find(signature, line.text, prefix)
             if match is not None and self._in_place(signature, line, prefix):
                 best = (signature.priority, signature, match)
+        for index in line.ids:
+            self._count(index)
         if best is not None:
             self._add(best[1], best[2].groupdict(), line, prefix)
+
+    def look_again(self) -> None:
+        """A new stretch of the log begins: what was too frequent in the last one is looked at again."""
+        self.ignored.clear()
+        self._seen.clear()
+
+    def _count(self, index: int) -> None:
+        self._seen[index] += 1
+        if self._seen[index] >= _KEPT_FIRST:
+            self.ignored.add(index + 1)
 
     def _remember_frame(self, found: re.Match[str], line: HitLine, prefix: Prefix) -> None:
         kept = self._frames.setdefault(prefix.rank, {})
@@ -99,7 +124,6 @@ class Matcher:
 
     def _add(self, signature: Signature, groups: dict[str, str | None], line: HitLine, prefix: Prefix) -> None:
         entry = signature.entry
-        self._seen[signature.id] += 1
         rank = _number(groups.get("rank"))
         spelled = groups.get("host")
         hosts: list[str] = expand_hosts(spelled) if spelled else []
@@ -128,7 +152,11 @@ class Matcher:
         base = self._inherit(signature, base, hosts[0] if hosts else None)
         made = [_with_host(base, host, alone=len(hosts) == 1) for host in hosts] or [base]
         self._latest[signature.id] = made[0]
-        self.matches.extend(made)
+        self._kept[signature.id] += len(made)
+        if self._kept[signature.id] <= _KEPT_FIRST:
+            self.matches.extend(made)
+        else:
+            self._late.setdefault(signature.id, deque(maxlen=_KEPT_LAST)).extend(made)
 
     def _inherit(self, signature: Signature, match: LogMatch, host: str | None) -> LogMatch:
         wanted = signature.entry.inherit

@@ -6,8 +6,9 @@ the chunk and one line's tail, however long a line is. Only lines that are hit a
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import hyperscan
 import msgspec
 
 from ezpz_elastic.observe.steps import StepTracker
-from ezpz_elastic.observe.text import clean
+from ezpz_elastic.observe.text import clean, strip_escapes
 from ezpz_elastic.signatures import Library
 
 __all__ = ["FRAME", "HitLine", "Scanner", "warm_up"]
@@ -30,11 +31,12 @@ _SCRATCH = threading.Lock()
 _FRAME_WORDS = '", line '
 _SPLIT_WORD = r"[A-Za-z](?:\x1b\[[0-9;:?]*[A-Za-z]|\x00)+[A-Za-z]|\x1b\]"
 """An escape sequence or a NUL inside a word, or a hyperlink: such a line is looked at again without them."""
-_SPLIT = -2
 _LONG = 64 * 2**20
 _NEWLINE = 10
 _BEFORE = 8192
 _AFTER = 4096
+_PIECES = 64
+"""How many pieces of one endless line are reported."""
 
 
 class HitLine(msgspec.Struct, frozen=True):
@@ -59,18 +61,24 @@ class Scanner:
     Args:
         library: the signatures to look for.
         on_line: called for every line that is hit, in order.
+        ignored: what need not be reported any more, as indexes into the signatures plus one; may change at any time.
 
     Attributes:
         inside_words: whether lines are looked at again in which an escape sequence stands *inside* a word. It costs
             most of the speed on a log full of escapes, so a caller with gigabytes turns it off for the bulk of them.
     """
 
-    def __init__(self, library: Library, on_line: Callable[[HitLine], None]) -> None:
+    def __init__(
+        self, library: Library, on_line: Callable[[HitLine], None], ignored: Collection[int] = frozenset()
+    ) -> None:
+        self.ignored = ignored
         self._on_line = on_line
         self._library = library
         self._steps = StepTracker()
         self._hits: list[tuple[int, int]] = []
         self._tail = b""
+        self._cut = False  # the tail begins within a line
+        self._pieces = 0
         self._base = 0  # offset of the tail's first byte in the log
         self._number = 1  # line number at the tail's first byte
         # The binding borrows what a stream is made of: database and callback must be kept alive from here.
@@ -80,7 +88,7 @@ class Scanner:
         self._stream.__enter__()
         self._open, self._ended = True, True
         self.inside_words = True
-        self.bytes = self._fed = 0
+        self.bytes = 0
 
     @property
     def last_step(self) -> int | None:
@@ -102,11 +110,11 @@ class Scanner:
             raise ValueError("the scanner was closed")
         if not chunk:
             return
-        self._fed, self.bytes = self.bytes, self.bytes + len(chunk)
+        self.bytes += len(chunk)
         with _SCRATCH:
-            if (self.inside_words and b"\x1b" in chunk) or b"\x00" in chunk:
-                _compiled((_SPLIT_WORD,), streaming=False).scan(chunk, match_event_handler=self._split)
             self._stream.scan(chunk)
+        if (self.inside_words and b"\x1b" in chunk) or b"\x00" in chunk:
+            self._look_inside(self._tail + chunk)
         if self._hits or b"\n" not in chunk:
             self._advance(self._tail + chunk, final=False)
         else:
@@ -126,25 +134,32 @@ class Scanner:
             with _SCRATCH:
                 self._stream.__exit__(None, None, None)
 
-    def _again(self, text: str) -> list[int]:
-        """What the clean line holds, where its words were split in the raw one."""
-        found: list[int] = []
+    def _look_inside(self, data: bytes) -> None:
+        """Find words that are whole only without the escapes and NULs inside them, as hits on their raw lines."""
+        split: list[int] = []
+        found: list[tuple[int, int]] = []
 
         def hit(number: int, start: int, end: int, flags: int, context: object) -> None:
-            del start, end, flags, context
-            found.append(number + FRAME)
+            del start, flags, context
+            if number not in self.ignored:
+                found.append((end, number + FRAME))
 
         with _SCRATCH:
-            _database(self._library, streaming=False).scan(text.encode(), match_event_handler=hit)
-        return found
-
-    def _split(self, number: int, start: int, end: int, flags: int, context: object) -> None:
-        del number, start, flags, context
-        self._hits.append((self._fed + end, _SPLIT))
+            _compiled((_SPLIT_WORD,), streaming=False).scan(data, match_event_handler=lambda *_: split.append(1))
+            if not split:
+                return
+            bare = strip_escapes(data)
+            _database(self._library, streaming=False).scan(bare, match_event_handler=hit)
+        ends = [place.start() for place in re.finditer(b"\n", data)] if found else []
+        line, at = 0, 0
+        for end, number in sorted(found):
+            line, at = line + bare.count(b"\n", at, end), end
+            self._hits.append((self._base + (ends[line] if line < len(ends) else len(data)), number))
 
     def _hit(self, number: int, start: int, end: int, flags: int, context: object) -> None:
         del start, flags, context
-        self._hits.append((end, number + FRAME))
+        if number not in self.ignored:
+            self._hits.append((end, number + FRAME))
 
     def _skip(self, chunk: bytes) -> None:
         """Nothing was hit: count lines, keep the tail."""
@@ -152,6 +167,7 @@ class Scanner:
         if not self._steps.see(chunk, cut) and self._tail:
             first = self._tail + chunk[: chunk.find(b"\n") + 1]
             self._steps.see(first, len(first))
+        self._cut = False
         self._number += self._tail.count(b"\n") + self._count(chunk, cut)
         self._base += len(self._tail) + cut
         self._tail = chunk[cut:]
@@ -163,7 +179,7 @@ class Scanner:
         return chunk.count(b"\n", 0, end)
 
     def _advance(self, data: bytes, *, final: bool) -> None:
-        position, number = 0, self._number
+        position, seen, number = 0, 0, self._number
         hits = sorted(self._hits)
         taken = 0
         while taken < len(hits):
@@ -179,17 +195,20 @@ class Scanner:
                 taken += 1
             number += data.count(b"\n", position, left)
             position = left
-            step = self._steps.before(data, left)
+            self._steps.see(data, left, seen)
+            seen = max(seen, left)
             text = clean(data[left:right])
-            if _SPLIT in ids:
-                ids = [*ids, *self._again(text)]
-            self._on_line(HitLine(number, text, tuple(dict.fromkeys(i for i in ids if i != _SPLIT)), step))
+            within = data[left - 1] not in b"\r\n" if left else self._cut
+            self._pieces = self._pieces + 1 if within else 0
+            if self._pieces < _PIECES:
+                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self._steps.last))
         waiting = hits[taken:]
         keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
         keep = len(data) if final else max(keep, len(data) - _BEFORE - _AFTER)
-        self._steps.see(data, keep)
+        self._steps.see(data, keep, seen)
         self._number += data.count(b"\n", 0, keep)
         self._base += keep
+        self._cut = 0 < keep < len(data) and data[keep - 1] not in b"\r\n"
         self._tail = data[keep:]
         self._hits = waiting
 
@@ -211,7 +230,11 @@ def _numpy() -> Any:
 @lru_cache(maxsize=8)
 def _compiled(expressions: tuple[str, ...], *, streaming: bool) -> hyperscan.Database:
     plain = [expression.removeprefix("(?i)").encode() for expression in expressions]
-    flags = [hyperscan.HS_FLAG_CASELESS if expression.startswith("(?i)") else 0 for expression in expressions]
+    flags = [
+        (hyperscan.HS_FLAG_CASELESS if expression.startswith("(?i)") else 0)
+        | (hyperscan.HS_FLAG_SINGLEMATCH if expression == _SPLIT_WORD else 0)
+        for expression in expressions
+    ]
     database = hyperscan.Database(mode=hyperscan.HS_MODE_STREAM if streaming else hyperscan.HS_MODE_BLOCK)
     database.compile(expressions=plain, ids=list(range(len(plain))), elements=len(plain), flags=flags)
     return database

@@ -28,34 +28,30 @@ class StepTracker:
     def __init__(self) -> None:
         self.last: int | None = None
 
-    def see(self, chunk: bytes, end: int) -> bool:
-        """Take note of a chunk up to ``end``, in order; whether it shows a step.
+    def see(self, data: bytes, end: int, start: int = 0) -> bool:
+        """Take note of ``data[start:end]``, which follows what was seen before; whether it shows a step.
 
-        Costs a few microseconds where progress lines are dense.
+        Costs a few microseconds where progress lines are dense, and never more than a few passes over the bytes.
         """
-        found = self._last_in(chunk, end)
+        found = _last_in(data, start, end)
         if found is not None:
             self.last = found
         return found is not None
 
-    def before(self, buffer: bytes, at: int) -> int | None:
-        """The last step shown before position ``at`` of ``buffer``, the chunks before it included."""
-        found = self._last_in(buffer, at)
-        return self.last if found is None else found
 
-    def _last_in(self, data: bytes, end: int) -> int | None:
-        """Look at the last few lines first, then where the word stands last, a few times."""
-        found = _last_step(data[max(0, end - _WINDOW) : end])
-        top = end - _WINDOW
-        for _ in range(4):
-            if found is not None or top <= 0:
-                return found
-            place = max(data.rfind(word, 0, top) for word in _WORDS)
-            if place < 0:
-                return None
-            found = _last_step(data[max(0, place - _WINDOW // 2) : place + 64])
-            top = place - _WINDOW // 2
-        return found
+def _last_in(data: bytes, start: int, end: int) -> int | None:
+    """Look at the last few lines first, then where the word stands last, a few times."""
+    top = max(start, end - _WINDOW)
+    found = _last_step(data[top:end])
+    for _ in range(4):
+        if found is not None or top <= start:
+            return found
+        place = max(data.rfind(word, start, top) for word in _WORDS)
+        if place < 0:
+            return None
+        low = max(start, place - _WINDOW // 2)
+        found, top = _last_step(data[low : min(place + 64, end)]), low
+    return found
 
 
 def _last_step(window: bytes) -> int | None:

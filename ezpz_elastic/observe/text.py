@@ -6,9 +6,9 @@ import re
 
 import msgspec
 
-__all__ = ["Prefix", "clean", "clock", "expand_hosts", "parse_prefix"]
+__all__ = ["Prefix", "clean", "clock", "expand_hosts", "parse_prefix", "strip_escapes"]
 
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?<=>]{0,64}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?<=>]{0,64}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x1b]")
 
 _STAMP = (
@@ -50,6 +50,11 @@ class Prefix(msgspec.Struct, frozen=True):
     rank: int | None = None
     task: int | None = None
     reporter: str | None = None
+
+
+def strip_escapes(data: bytes) -> bytes:
+    """Bytes without escape sequences and NULs; lines stay lines."""
+    return _ESCAPES.sub(b"", data).replace(b"\x00", b"")
 
 
 def clean(raw: bytes) -> str:

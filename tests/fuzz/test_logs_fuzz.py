@@ -60,7 +60,7 @@ def scan(data: bytes, pieces: list[int] | None = None) -> tuple[tuple[LogMatch, 
         at += size
     scanner.feed(data[at:])
     scanner.finish()
-    return tuple(matcher.matches), scanner.last_step
+    return tuple(matcher.take_all()), scanner.last_step
 
 
 def judge(data: bytes, case: Case) -> Verdict:
