@@ -14,7 +14,7 @@ from ezpz_elastic.demo.plot import PLOT, SAVE_EVERY, STEPS, Chapter
 from ezpz_elastic.demo.receipts import Fault, Receipt
 from ezpz_elastic.demo.story import Named, Round
 
-__all__ = ["Ending", "complaints", "redone"]
+__all__ = ["Ending", "complaints", "redone", "witnessed"]
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -33,8 +33,17 @@ class Ending(msgspec.Struct, frozen=True):
     left: tuple[int, ...] = ()
 
 
+def witnessed(lives: Sequence[Round], receipts: Sequence[Receipt]) -> tuple[Round, ...]:
+    """The rounds, with the step a witness saw where a round was over before any agent reported how far it had come."""
+    seen = {receipt.round: receipt.step for receipt in receipts if receipt.step is not None}
+    return tuple(
+        life if life.reached is not None else msgspec.structs.replace(life, reached=seen.get(life.number))
+        for life in lives
+    )
+
+
 def redone(life: Round, after: Round) -> int | None:
-    """Steps that the round after ``life`` did again; ``None`` if the journals do not say how far ``life`` came."""
+    """Steps that the round after ``life`` did again; ``None`` if nobody says how far ``life`` came."""
     return None if life.reached is None else life.reached - (after.resumed_from or 0)
 
 
@@ -118,7 +127,7 @@ def _recovered(
         yield f"round {after.number} resumed from step {after.resumed_from} and the last complete one is {complete}"
     again = redone(life, after)
     if again is None:
-        yield f"round {life.number} does not say how far it came"
+        yield f"nobody says how far round {life.number} came"
     elif not 0 <= again <= SAVE_EVERY:
         yield f"{again} steps were done again and a save is due every {SAVE_EVERY}"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from ezpz_elastic.demo.checks import Ending, complaints
+from ezpz_elastic.demo.checks import Ending, complaints, witnessed
 from ezpz_elastic.demo.disk import SmallDisk
 from ezpz_elastic.demo.faults import kill
 from ezpz_elastic.demo.job import Job
@@ -197,9 +197,10 @@ class Scenario:
 
     def _conclude(self, ending: Ending) -> None:
         self._narrator.tell(self._journals.poll())
-        lives = rounds(self._journals.events)
+        receipts = read_receipts(self._receipts)
+        lives = witnessed(rounds(self._journals.events), receipts)
         self._console.print(rounds_table(lives), spans_table(lives))
-        wrong = complaints(lives, read_receipts(self._receipts), ending, self._disk.errno)
+        wrong = complaints(lives, receipts, ending, self._disk.errno)
         if wrong:
             raise DemoFailed("; ".join(wrong))
         losses = [loss for life in lives for loss in life.losses]
