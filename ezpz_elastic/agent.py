@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousError,
     RendezvousStateError,
 )
+from torch.distributed.elastic.utils import macros
 
 from ezpz_elastic import guard
 from ezpz_elastic.assembly import AgentHandler
@@ -36,13 +37,16 @@ from ezpz_elastic.decide.policy import stop_line
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.events import EventRelay
 from ezpz_elastic.ledger import say
-from ezpz_elastic.observe.exits import ExitWatch
+from ezpz_elastic.observe.exits import ExitWatch, last_step
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.process_tree import Guard, stop_all
 from ezpz_elastic.reporter import Reporter
-from ezpz_elastic.round_logs import RoundLogs
+from ezpz_elastic.round_logs import Handover, RoundLogs
 from ezpz_elastic.signals import StopSignals
 from ezpz_elastic.signatures import load_library
+from ezpz_elastic.warm.client import ServerGone
+from ezpz_elastic.warm.context import WarmContext
+from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
 from rendezvous.handler import JobMismatch, Refused, Seat
 from rendezvous.links import RoundLink
 from rendezvous.records import Action, Decision
@@ -82,6 +86,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         grace = settings.grace if settings.grace is not None else arguments.get("shutdown_timeout")
         self._grace = float(30 if grace is None else grace)
         self._journal = handler.journal
+        self._warm: WarmWorkers | None = None
         self._scratch = Path(tempfile.mkdtemp(prefix="ezpz-agent-"))
         self._tag = handler.member.id
         self._console = Console()
@@ -108,6 +113,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._guard = Guard(self._tag, [self._scratch])
         # Compiling the signatures takes half a second, which no failure should wait for.
         self._scanner = threading.Thread(target=lambda: warm_up(load_library()), name="ezpz-scanner", daemon=True)
+        self._warm = self._warm_up()
         started = time.monotonic()
         try:
             with self._signals:
@@ -123,9 +129,19 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             self._stop_workers(self._worker_group)
             self._shut_down()
 
+    def _warm_up(self) -> WarmWorkers | None:
+        """Begin to import what workers will need, if they can be forked."""
+        spec, settings = self._worker_group.spec, self._handler.settings
+        if settings.warm == "off" or not can_be_warm(spec.entrypoint, spec.args, spec.numa_options):
+            return None
+        more = [name for name in settings.warm_import.split("+") if name]
+        return WarmWorkers([spec.entrypoint, *map(str, spec.args)], more, self._tag, self._scratch)
+
     def _take_part(self) -> RunResult:
         try:
             self._handler.join()
+            if self._warm is not None:
+                self._warm.learn(self._handler.connection())
             member = self._handler.member
             self._journal.write(
                 "member_joined", self._handler.round, member=member.id, addr=member.addr, pid=member.pid
@@ -178,6 +194,39 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             self._scanner.start()
         for worker in group.workers:
             self._journal.write("worker_started", roster.round, rank=worker.global_rank, pid=worker.id)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """torch's way until the environments are prepared; then from the warm server, if there is one."""
+        interrupted = self._handler.interrupted.is_set
+        server = self._warm.server(interrupted) if self._warm is not None else None
+        if server is None or self._warm is None:
+            return super()._start_workers(worker_group)  # type: ignore[no-any-return]
+        spec, slot = worker_group.spec, worker_group.group_rank
+        self._logs.hand_over = True
+        try:
+            super()._start_workers(worker_group)
+        except Handover as prepared:
+            envs = prepared.envs
+        self._pcontext = WarmContext(
+            server,
+            self._warm.begin(slot, self._has_stepped),
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
+            envs=envs,
+            logs_specs=self._logs,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        try:
+            self._pcontext.start()
+        except ServerGone:
+            self._stop_workers(worker_group)
+            return super()._start_workers(worker_group)  # type: ignore[no-any-return]
+        return self._pcontext.pids()  # type: ignore[no-any-return]
+
+    def _has_stepped(self) -> bool:
+        return any(last_step(files) is not None for files in self._logs.files.values())
 
     def _run_round(self, seat: Seat) -> Decision:
         """Watch the workers until the round's decision is there, then stop what still runs."""
@@ -242,16 +291,21 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         del worker_group
         if self._pcontext is None:
             return
-        for pid in stop_all(self._tag, signal.SIGTERM, self._grace):
+        for pid in stop_all(self._tag, signal.SIGTERM, self._grace, self._servers):
             say(f"{self._handler.member.host}: process {pid} survives SIGKILL (uninterruptible sleep)")
         self._shutdown(signal.SIGKILL, timeout=1)
         self._pcontext = None
 
+    def _servers(self) -> set[int]:
+        return self._warm.pids() if self._warm is not None else set()
+
     def _hurry(self) -> None:
-        guard.kill(guard.tagged(self._tag), signal.SIGKILL)
+        guard.kill(set(guard.tagged(self._tag)) - self._servers(), signal.SIGKILL)
 
     def _shut_down(self) -> None:
         self._console.close()
+        if self._warm is not None:
+            self._warm.close()
         self._guard.dismiss()
         shutil.rmtree(self._scratch, ignore_errors=True)
         os.close(self._wake_read)

@@ -22,6 +22,7 @@ from ezpz_elastic.signatures import load_library
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import JobRecord, Member
+from rendezvous.stores import Store
 
 __all__ = ["AgentHandler", "build_handler"]
 
@@ -44,6 +45,10 @@ class AgentHandler(EzpzRendezvousHandler):
         super().__init__(decider=make_decider(Limits()), **arguments)
         self.settings, self.journal = settings, journal
         self._machine, self._note = machine, note
+
+    def connection(self) -> Store:
+        """Another connection to the job's store."""
+        return self._store.connect()
 
     def complete(self, max_restarts: int, workers: int) -> None:
         """Take in what torch tells only the agent: the restart budget and the number of local workers."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ezpz_elastic import guard
@@ -38,24 +39,25 @@ class Guard:
         self._process.communicate(b"done")
 
 
-def stop_all(tag: str, first: signal.Signals, grace: float) -> list[int]:
+def stop_all(tag: str, first: signal.Signals, grace: float, spared: Callable[[], Collection[int]] = tuple) -> list[int]:
     """End every process that carries ``tag``.
 
     Args:
         tag: the agent's tag.
         first: signal to begin with; SIGKILL follows when ``grace`` is over.
         grace: seconds between the two.
+        spared: gives the pids of processes that stay; asked after each look for processes.
 
     Returns:
         Pids that are still alive: nothing but uninterruptible sleep keeps a process from SIGKILL.
     """
     shared: set[Path] = set()
-    pids = list(guard.tagged(tag))
+    pids = _without(guard.tagged(tag), spared)
     shared |= guard.segments(pids)
     guard.kill(pids, first)
     alive = _wait(pids, grace)
     deadline = time.monotonic() + _KILL_PATIENCE
-    while pids := list(guard.tagged(tag)):
+    while pids := _without(guard.tagged(tag), spared):
         shared |= guard.segments(pids)
         guard.kill(pids, signal.SIGKILL)
         alive = _wait(pids, deadline - time.monotonic())
@@ -63,6 +65,12 @@ def stop_all(tag: str, first: signal.Signals, grace: float) -> list[int]:
             break
     guard.remove_segments(shared)
     return alive
+
+
+def _without(pids: Iterable[int], spared: Callable[[], Collection[int]]) -> list[int]:
+    found = list(pids)
+    stay = spared()
+    return [pid for pid in found if pid not in stay]
 
 
 def _wait(pids: list[int], timeout: float) -> list[int]:

@@ -14,7 +14,15 @@ from ezpz_elastic.console import Console
 from ezpz_elastic.guard import TAG
 from ezpz_elastic.observe import progress
 
-__all__ = ["RoundLogs", "WorkerFiles"]
+__all__ = ["Handover", "RoundLogs", "WorkerFiles"]
+
+
+class Handover(Exception):
+    """torch has prepared the workers' environments; ``envs`` are they, by local rank."""
+
+    def __init__(self, envs: dict[int, dict[str, str]]) -> None:
+        super().__init__("the workers are started by somebody else")
+        self.envs = envs
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
         self.round = 1
         self.prefix_template: str | None = None
         self.torch_tees = False
+        self.hand_over = False
         self.files: dict[int, WorkerFiles] = {}
 
     @property
@@ -58,7 +67,13 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
 
         Args:
             envs: environment of each local rank; extended in place.
+
+        Raises:
+            Handover: ``hand_over`` was set; it is what torch does last before it starts processes.
         """
+        if self.hand_over:
+            self.hand_over = False
+            raise Handover(envs)
         redirects, tee = to_map(self._redirects, len(envs)), to_map(self._tee, len(envs))
         for local_rank, env in envs.items():
             files = self._make(local_rank, int(env["RANK"]))

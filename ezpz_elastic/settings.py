@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
         launcher_log: the launcher's own console log, if it is written to a file.
         warm: pre-warmed worker processes, ``on`` or ``off``.
+        warm_import: modules to import ahead beside torch and what a first life is seen to need, joined by ``+``.
         etcd_ca, etcd_cert, etcd_key: files for TLS to etcd: its authority, this client's certificate and key.
         keep: leave the run's records in etcd for a postmortem, ``on`` or ``off``.
         grow: when hosts that come late enlarge the job: at the ``next`` round, or ``now`` by ending the running one.
@@ -48,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: str | None = None
     launcher_log: str | None = None
     warm: str = "on"
+    warm_import: str = ""
     etcd_ca: str | None = None
     etcd_cert: str | None = None
     etcd_key: str | None = None

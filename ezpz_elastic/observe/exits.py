@@ -7,19 +7,20 @@ import selectors
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.elastic.agent.server.api import Worker
-from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import PContext
 
 from ezpz_elastic.decide.evidence import Evidence, WorkerExit
 from ezpz_elastic.observe import progress
 from ezpz_elastic.observe.logs import last_error, last_lines, scan_rank_log
 from ezpz_elastic.observe.steps import StepTracker
-from ezpz_elastic.observe.workers import DeathWatch, error_from_file
+from ezpz_elastic.observe.workers import DeathWatch, error_from_file, reap
 from ezpz_elastic.round_logs import WorkerFiles
+from ezpz_elastic.warm.client import Forked
+from ezpz_elastic.warm.context import WarmContext
 
-__all__ = ["ExitWatch"]
+__all__ = ["ExitWatch", "last_step"]
 
 TAIL_LINES = 20
 """Lines of stderr that go into the report, for people to read."""
@@ -45,7 +46,10 @@ class ExitWatch:
         self, context: PContext, workers: Sequence[Worker], files: Mapping[int, WorkerFiles], host: str
     ) -> None:
         self._context, self._workers, self._files, self._host = context, workers, files, host
-        self._watches = {worker.local_rank: DeathWatch(worker.id) for worker in workers}
+        self._watches: dict[int, DeathWatch | Forked] = {}
+        for worker in workers:
+            warm = context.workers[worker.local_rank] if isinstance(context, WarmContext) else None
+            self._watches[worker.local_rank] = warm or DeathWatch(worker.id)
         self._running = set(self._watches)
         self._failures = 0
 
@@ -58,8 +62,8 @@ class ExitWatch:
         """A worker has ended: reap it and gather what it left. Empty if it ended well."""
         selector.unregister(self._watches[local_rank])
         self._running.discard(local_rank)
-        status = self._reap(local_rank)
-        if status == 0:
+        ended = reap(self._context, local_rank)
+        if ended.exit_code == 0:
             return []
         files, rank = self._files[local_rank], self._workers[local_rank].global_rank
         found = WorkerExit(
@@ -67,11 +71,12 @@ class ExitWatch:
             rank=rank,
             local_rank=local_rank,
             order=self._failures,
-            exit_code=status if status > 0 else None,
-            signal=-status if status < 0 else None,
-            step=_step(files),
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            step=last_step(files),
             error=error_from_file(files.error) or last_error(files.stderr),
             stderr_tail=last_lines(files.stderr, TAIL_LINES),
+            peak_rss_bytes=ended.peak_rss_bytes,
         )
         self._failures += 1
         if found.signal == signal.SIGKILL:
@@ -85,16 +90,6 @@ class ExitWatch:
             matches = matches[:MATCHES] + matches[-MATCHES:]
         return list(matches)
 
-    def _reap(self, local_rank: int) -> int:
-        """The exit status as ``subprocess`` spells it: negative for a signal."""
-        context: Any = self._context
-        if isinstance(context, SubprocessContext):
-            return int(context.subprocess_handlers[local_rank].proc.wait())
-        assert isinstance(context, MultiprocessContext)
-        process = context._pc.processes[local_rank]
-        process.join()
-        return int(process.exitcode)
-
     def finished(self) -> bool:
         """Whether all workers have ended."""
         return not self._running
@@ -105,17 +100,18 @@ class ExitWatch:
 
     def steps(self) -> tuple[int | None, int | None]:
         """The furthest step and the newest durable checkpoint that any local worker has told of."""
-        steps = [step for files in self._files.values() if (step := _step(files)) is not None]
+        steps = [step for files in self._files.values() if (step := last_step(files)) is not None]
         told = [progress.read(files.progress).durable_step for files in self._files.values()]
         return max(steps, default=None), max((step for step in told if step is not None), default=None)
 
     def close(self) -> None:
         """Let go of the descriptors."""
         for watch in self._watches.values():
-            watch.close()
+            if isinstance(watch, DeathWatch):
+                watch.close()
 
 
-def _step(files: WorkerFiles) -> int | None:
+def last_step(files: WorkerFiles) -> int | None:
     """A worker's last step: what it told by ``progress``, else what the end of its log shows."""
     told = progress.read(files.progress).step
     if told is not None:

@@ -8,10 +8,65 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, PContext, SubprocessContext
 
 from ezpz_elastic.decide.evidence import ErrorRecord
+from ezpz_elastic.warm.context import WarmContext
 
-__all__ = ["DeathWatch", "error_from_file"]
+__all__ = ["DeathWatch", "Ended", "error_from_file", "reap"]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a worker process ended.
+
+    Args:
+        exit_code: its exit code; ``None`` if a signal ended it.
+        signal: the signal that ended it; ``None`` if it exited.
+        core: whether the kernel wrote a core dump.
+        peak_rss_bytes: its peak resident memory; ``None`` if the system does not tell.
+    """
+
+    exit_code: int | None
+    signal: int | None
+    core: bool = False
+    peak_rss_bytes: int | None = None
+
+    @classmethod
+    def from_status(cls, status: int, peak_rss_bytes: int | None) -> Ended:
+        """From a status as ``os.waitpid`` gives it."""
+        code = os.waitstatus_to_exitcode(status)
+        return cls(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            core=os.WCOREDUMP(status),
+            peak_rss_bytes=peak_rss_bytes or None,
+        )
+
+
+def reap(context: PContext, local_rank: int) -> Ended:
+    """Wait for a worker and say how it ended.
+
+    Args:
+        context: torch's handle on the round's processes.
+        local_rank: which one; its end should have been seen.
+    """
+    if isinstance(context, WarmContext):
+        end = context.workers[local_rank].wait()
+        assert end is not None
+        return Ended.from_status(end.status, end.peak_rss_bytes)
+    if isinstance(context, SubprocessContext):
+        process: Any = context.subprocess_handlers[local_rank].proc
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return Ended.from_status(status, usage.ru_maxrss * 1024)
+    assert isinstance(context, MultiprocessContext)
+    child: Any = context._pc.processes[local_rank]
+    child.join()
+    code = int(child.exitcode)
+    return Ended(code if code >= 0 else None, -code if code < 0 else None)
 
 
 class DeathWatch:

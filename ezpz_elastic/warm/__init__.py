@@ -1,0 +1,1 @@
+"""Worker processes forked from a server that has imported their libraries already."""

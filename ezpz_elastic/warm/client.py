@@ -1,0 +1,206 @@
+"""The agent's end of a fork server: starting it, asking it for workers, learning how they ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from ezpz_elastic.guard import TAG
+from ezpz_elastic.warm import server as program
+
+__all__ = ["End", "Forked", "ServerGone", "Unfit", "WarmServer"]
+
+_LENGTH = struct.Struct("!I")
+
+
+UNKNOWN = 255 << 8
+"""Status of a worker whose server has ended before it; stdlib's own fork server says 255 in that case, too."""
+
+
+class ServerGone(Exception):
+    """The server has ended, or did not become ready in time."""
+
+
+class Unfit(Exception):
+    """Importing a module ahead has left threads or open devices behind; its name is the argument."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a worker ended.
+
+    Args:
+        status: as ``os.waitpid`` gives it.
+        peak_rss_bytes: peak resident memory.
+        at: the server's monotonic clock (of this machine), seconds.
+    """
+
+    status: int
+    peak_rss_bytes: int
+    at: float
+
+
+class Forked:
+    """A worker.
+
+    Args:
+        pid: its process, a child of the server.
+        teller: the end of a pipe that becomes readable when it ends.
+    """
+
+    def __init__(self, pid: int, teller: int) -> None:
+        self.pid, self._teller = pid, teller
+        self._end: End | None = None
+
+    def fileno(self) -> int:
+        """For a selector: readable once the worker has ended."""
+        return self._teller
+
+    def wait(self, timeout: float | None = None) -> End | None:
+        """How it ended; ``None`` if it has not within ``timeout`` seconds.
+
+        If the server ends first nobody can know any more: the status is ``UNKNOWN`` then, alive or not.
+        """
+        if self._end is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._teller, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    return None
+            data = os.read(self._teller, 4096)
+            self._end = msgspec.json.decode(data, type=End) if data else End(UNKNOWN, 0, time.monotonic())
+        return self._end
+
+    def close(self) -> None:
+        """Let go of the pipe."""
+        os.close(self._teller)
+
+
+class WarmServer:
+    """A fork server, imported and ready or on its way there.
+
+    Args:
+        python: the interpreter, as the worker's command would name it.
+        words: what the interpreter is to run: ``[-m] SCRIPT …``.
+        modules: what to import ahead, in order.
+        tag: the agent's tag.
+        scratch: a directory for what the imports print.
+    """
+
+    def __init__(self, python: str, words: Sequence[str], modules: Sequence[str], tag: str, scratch: Path) -> None:
+        self.modules = tuple(modules)
+        self._link, theirs = socket.socketpair()
+        self.was_ready = False
+        with theirs, _empty(scratch / "imports.out") as out, _empty(scratch / "imports.err") as err:
+            self._process = subprocess.Popen(
+                [python, "-u", program.__file__, str(theirs.fileno()), *words],
+                stdout=out,
+                stderr=err,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={**os.environ, TAG: tag},
+            )
+        self.pid = self._process.pid
+        self._send({"modules": list(modules), "tree": _tree(words)})
+
+    def ready(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until it is ready.
+
+        Args:
+            timeout: seconds.
+            give_up: looked at four times a second.
+
+        Raises:
+            ServerGone, Unfit: it will never be.
+        """
+        if self._process.poll() is not None:
+            raise ServerGone(f"the fork server has ended with {self._process.returncode}")
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            while not self.was_ready:
+                left = deadline - time.monotonic()
+                if selector.select(max(0.0, min(left, 0.25))):
+                    message = self._receive()
+                    if "unfit" in message:
+                        raise Unfit(message["unfit"])
+                    self.was_ready = True
+                elif left <= 0 or give_up():
+                    return False
+        return True
+
+    def fork(self, words: Sequence[str], env: dict[str, str], stdout: int, stderr: int, record: Path | None) -> Forked:
+        """Start a worker; the server must be ready.
+
+        Args:
+            words: ``[-m] SCRIPT …`` with this worker's arguments.
+            env: its whole environment.
+            stdout, stderr: descriptors for its output.
+            record: where to note what it imports.
+
+        Raises:
+            ServerGone: the server has ended.
+            OSError: it cannot fork.
+        """
+        mine, theirs = os.pipe()
+        try:
+            job = {"words": list(words), "env": env, "cwd": str(Path.cwd()), "record": record and str(record)}
+            self._send(job, theirs, stdout, stderr)
+            answer = self._receive()
+            if "error" in answer:
+                raise OSError(answer["errno"], answer["error"])
+        except BaseException:
+            os.close(mine)
+            raise
+        finally:
+            os.close(theirs)
+        return Forked(answer["pid"], mine)
+
+    def close(self) -> None:
+        """End the server; its workers should have ended before."""
+        self._link.close()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        # Not msgspec: the environment may hold bytes that are not UTF-8, which only this json carries through.
+        data = json.dumps(message).encode()
+        try:
+            socket.send_fds(self._link, [_LENGTH.pack(len(data))], descriptors)
+            self._link.sendall(data)
+        except OSError as error:
+            raise ServerGone(f"the fork server has ended: {error}") from error
+
+    def _receive(self) -> dict[str, Any]:
+        size = _LENGTH.unpack(self._exactly(_LENGTH.size))[0]
+        return msgspec.json.decode(self._exactly(size), type=dict[str, Any])
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            try:
+                more = self._link.recv(size - len(data))
+            except OSError as error:
+                raise ServerGone(f"the fork server has ended: {error}") from error
+            if not more:
+                raise ServerGone("the fork server has ended")
+            data += more
+        return data
+
+
+def _empty(path: Path) -> BinaryIO:
+    return path.open("w+b", buffering=0)
+
+
+def _tree(words: Sequence[str]) -> str:
+    """The directory that holds the program's own modules."""
+    return str(Path.cwd() if words[0] == "-m" else Path(words[0]).resolve().parent)

@@ -1,0 +1,91 @@
+"""Warm workers in real agents: beside plain torchrun, switched off, and over several lives."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from support.cluster import JOBS, Cluster
+
+WORDS = ["mirror.py", "--lr", "1", "facts"]
+
+
+@pytest.mark.parametrize("words", [WORDS, ["-m", "mirror", "facts"]], ids=["script", "module"])
+def test_a_job_sees_the_same_under_torchrun_and_under_a_warm_agent(cluster, words):
+    shutil.copy(JOBS / "mirror.py", cluster.directory)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    plain = [torchrun, "--standalone", "--nproc-per-node=2", "--local-addr=127.0.0.9", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        plain, cwd=cluster.directory, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True
+    )
+    there = [(cluster.directory / f"facts-{rank}.json").read_text() for rank in range(2)]
+    for rank in range(2):
+        (cluster.directory / f"facts-{rank}.json").unlink()
+    # Its first life is learned from, which takes one more finder on the worker's meta path until its first step.
+    cluster.start(2, words, nnodes="1:1", nproc=2)
+    assert cluster.wait(2) == 0
+    here = [(cluster.directory / f"facts-{rank}.json").read_text() for rank in range(2)]
+    assert here[1] == there[1]
+    assert json.loads(here[0]) == json.loads(there[0]) | {"meta_path": json.loads(here[0])["meta_path"]}
+    assert json.loads(here[0])["meta_path"][1:] == json.loads(there[0])["meta_path"]
+    assert "finalized" in cluster.text("rounds/1/0/stdout.log")
+
+
+def parents(cluster: Cluster, round_number: int = 1) -> set[int]:
+    return {psutil.Process(pid).ppid() for pid in cluster.workers(2, round_number)}
+
+
+@pytest.mark.parametrize(
+    ("conf", "script"),
+    [("warm=off", ["sleep.py"]), ("", ["--no-python", "sleep", "100"])],
+    ids=["warm=off", "--no-python"],
+)
+def test_where_it_is_off_the_agent_itself_starts_the_workers(cluster, conf, script):
+    (cluster.directory / "sleep.py").write_text("import time\ntime.sleep(100)\n")
+    agent = cluster.start(2, script, nnodes="1:1", nproc=2, conf=conf)
+    cluster.await_true(lambda: len(cluster.workers(2, 1)) == 2, "two workers")
+    assert parents(cluster) == {agent.pid}
+    os.kill(agent.pid, signal.SIGTERM)
+    cluster.wait(2, 20)
+    cluster.assert_nothing_left()
+
+
+def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster):
+    (cluster.directory / "job.py").write_text(
+        "import sys, time\nprint('colorsys' in sys.modules, 'near' in sys.modules, flush=True)\n"
+        "import colorsys, near\nfrom ezpz_elastic import progress\nprogress(1)\nprint('step=1 ', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    (cluster.directory / "near.py").write_text("")
+    agent = cluster.start(2, ["job.py"], nnodes="1:1", conf="warm_import=wave")
+    cluster.await_step(1)
+    first = parents(cluster)
+    assert first != {agent.pid}
+    servers = lambda: {c.pid for c in psutil.Process(agent.pid).children() if "server.py" in " ".join(c.cmdline())}  # noqa: E731
+    cluster.await_true(lambda: len(servers()) == 2, "a second server")
+    cluster.await_true(
+        lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in servers()), "that it is ready"
+    )
+    os.kill(cluster.workers(2, 1)[0], signal.SIGKILL)
+    cluster.await_step(1, 2)
+    if cluster.text("rounds/2/0/stdout.log").startswith("False"):  # it was not ready yet; the next life has it
+        os.kill(cluster.workers(2, 2)[0], signal.SIGKILL)
+        cluster.await_step(1, 3)
+    last = max(int(path.name) for path in (cluster.run_dir / "rounds").iterdir())
+    assert cluster.text(f"rounds/{last}/0/stdout.log").startswith("True False")
+    assert parents(cluster, last).isdisjoint(first)
+    assert not any(psutil.pid_exists(pid) for pid in first)
+    killed = cluster.events("worker_exited")
+    assert {event["signal"] for event in killed} == {signal.SIGKILL}
+    assert all(event["peak_rss_bytes"] > 10 << 20 for event in killed)
+    os.kill(agent.pid, signal.SIGTERM)
+    cluster.wait(2, 20)
+    cluster.assert_nothing_left()

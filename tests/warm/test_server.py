@@ -1,0 +1,171 @@
+"""The fork server and its keeper: what is imported ahead, what is refused, what happens when one of them is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.fake_store import FakeStore, World
+
+from ezpz_elastic.warm import keeper as keeper_module
+from ezpz_elastic.warm.client import UNKNOWN, ServerGone, Unfit, WarmServer
+from ezpz_elastic.warm.keeper import KEY, WarmWorkers, can_be_warm
+
+SHOW = "import sys; print(*[n for n in ('colorsys', 'neighbour', 'sndhdr_none') if n in sys.modules], flush=True)"
+THREADED = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    (libraries / "restless.py").write_text(THREADED)
+    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    monkeypatch.setattr(keeper_module, "ALWAYS", ())
+    monkeypatch.setattr(keeper_module, "STEP_LOOK", 0.01)
+    monkeypatch.setattr(keeper_module, "STORE_LOOK", 0.01)
+    program = tmp_path / "program"
+    program.mkdir()
+    (program / "neighbour.py").write_text("")
+    (program / "script.py").write_text(SHOW + "\nimport colorsys, neighbour\nimport time\ntime.sleep(100)")
+    return tmp_path
+
+
+@pytest.fixture
+def workers(place: Path) -> Iterator[Callable[..., WarmWorkers]]:
+    made: list[WarmWorkers] = []
+
+    def make(*more: str) -> WarmWorkers:
+        made.append(WarmWorkers([sys.executable, "-u", "program/script.py"], more, "tag-of-a-test", place))
+        return made[-1]
+
+    yield make
+    for item in made:
+        item.close()
+
+
+def never() -> bool:
+    return False
+
+
+def run(server: WarmServer, place: Path, record: Path | None = None) -> tuple[object, str]:
+    """Start the script and wait for its line."""
+    out = place / "out.txt"
+    with out.open("w") as stdout:
+        worker = server.fork(["program/script.py"], dict(os.environ), stdout.fileno(), 2, record)
+    await_true(lambda: out.read_text().endswith("\n"))
+    return worker, out.read_text()
+
+
+def await_true(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_next_lives_have_what_the_first_one_imported_but_never_the_programs_own_modules(place, workers):
+    store, kept = FakeStore(World()), workers()
+    kept.learn(store)
+    steps: list[int] = []
+    record = kept.begin(0, lambda: bool(steps))
+    first, text = run(kept.server(never), place, record)
+    assert text.split() == []
+    await_true(lambda: "neighbour" in record.read_text())
+    assert store.get(KEY) is None, "nothing is published before the first step"
+    steps.append(0)
+    await_true(lambda: kept._successor is not None)
+    os.kill(first.pid, signal.SIGKILL)
+    assert first.wait(10).status == signal.SIGKILL
+    old = kept.pids()
+    second, text = run(kept.server(never), place)
+    assert text.split() == ["colorsys"]
+    assert kept.pids() < old, "the first server has ended"
+    assert kept.begin(0, never) is None
+    os.kill(second.pid, signal.SIGKILL)
+    second.wait(10)
+
+
+def test_a_spare_learns_from_the_store(place, workers):
+    store = FakeStore(World())
+    store.create(KEY, b'["colorsys", "restless", "no_such_module", "neighbour"]')
+    kept = workers()
+    kept.learn(store)
+    await_true(lambda: kept._successor is not None)
+    assert kept._successor.modules == ("colorsys", "no_such_module", "neighbour"), "what is unfit is left out"
+    worker, text = run(kept.server(never), place)
+    assert text.split() == ["colorsys"]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
+def test_a_module_that_leaves_a_thread_behind_is_named_and_left_out(place, workers):
+    server = WarmServer(sys.executable, ["program/script.py"], ["colorsys", "restless"], "tag-of-a-test", place)
+    with pytest.raises(Unfit, match="restless"):
+        server.ready(20)
+    server.close()
+    kept = workers("colorsys", "restless")
+    assert kept.server(never).modules == ("colorsys",)
+
+
+def test_a_server_forks_from_a_single_thread_and_without_devices(place, workers):
+    kept = workers("torch", "numpy")
+    server = kept.server(never)
+    worker, _ = run(server, place)  # the last fork ends the threads that libraries end before a fork
+    process = psutil.Process(server.pid)
+    assert process.num_threads() == 1
+    assert not [f.path for f in process.open_files() if f.path.startswith("/dev/") and f.path != "/dev/null"]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
+def test_a_server_ends_when_its_agent_is_gone(place):
+    server = WarmServer(sys.executable, ["program/script.py"], [], "tag-of-a-test", place)
+    assert server.ready(20)
+    server._link.close()
+    assert server._process.wait(10) == 0
+
+
+def test_a_worker_whose_server_is_killed_ends_as_unknown_and_the_next_server_is_as_good(place, workers):
+    kept = workers("colorsys")
+    server = kept.server(never)
+    worker, _ = run(server, place)
+    os.kill(server.pid, signal.SIGKILL)
+    assert worker.wait(10).status == UNKNOWN
+    os.kill(worker.pid, signal.SIGKILL)
+    await_true(lambda: server._process.poll() is not None)
+    other = kept.server(never)
+    assert other is not server
+    worker, text = run(other, place)
+    assert text.split() == ["colorsys"]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
+def test_a_server_that_cannot_start_is_said_to_be_gone(place):
+    server = WarmServer("false", ["program/script.py"], [], "tag-of-a-test", place)
+    with pytest.raises(ServerGone):
+        server.ready(20)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "expected"),
+    [
+        ([sys.executable, "-u", "train.py"], None, True),
+        ([sys.executable, "train.py"], None, False),  # --no-python python train.py
+        (["sleep", "3"], None, False),  # --no-python
+        (["sleep", "-u"], None, False),
+        ([print, "train.py"], None, False),  # --run-path
+        ([sys.executable, "-u", "train.py"], object(), False),  # --numa-binding
+    ],
+)
+def test_only_a_plain_script_is_forked(command, options, expected):
+    assert can_be_warm(command[0], command[1:], options) is expected
