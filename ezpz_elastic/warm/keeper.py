@@ -32,7 +32,7 @@ PATIENCE = 300.0
 STEP_LOOK = 0.25
 """Seconds between two looks for the first step of the life that is being learned from."""
 
-STORE_LOOK = 2.0
+STORE_LOOK = 1.0
 """Seconds between two looks for the published list: nobody waits for it, so it may be late."""
 
 MOST = 5000
