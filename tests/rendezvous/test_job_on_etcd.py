@@ -1,0 +1,196 @@
+"""Real torchruns with their store in etcd: any host may be lost, the store may go away, and no secret gets out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from support.cluster import JOBS, Cluster, free_port
+from support.etcd import USER, Etcd
+
+from rendezvous.records import CoordinatorRecord, Joined, decode_message
+from rendezvous.stores.etcd import EtcdStore
+
+LEASE = 2.0
+COUNT = ["--no-python", "sh", "-c", 'n=0; while [ $n -lt {steps} ]; do echo "step=$n "; n=$((n+1)); sleep 0.1; done']
+
+
+def counting(steps: int) -> list[str]:
+    """A worker that counts, ten steps a second."""
+    return [*COUNT[:-1], COUNT[-1].format(steps=steps)]
+
+
+class EtcdJob(Cluster):
+    """Agents whose store is an etcd of its own."""
+
+    def __init__(self, directory: Path, etcd: Etcd) -> None:
+        super().__init__(directory)
+        self.etcd = etcd
+        self.endpoint = etcd.endpoint
+        self.conf = f"lease_ttl={LEASE:g},settle=0.5"
+
+    def go(self, host: int, script: list[str], **more: object) -> None:
+        self.start(host, script, conf=self.conf, **more)  # type: ignore[arg-type]
+
+    def store(self) -> EtcdStore:
+        return self.etcd.store("job")
+
+    def coordinator(self) -> str:
+        """The host that coordinates in the first term."""
+        data = self.store().get("coordinator/1")
+        assert data is not None
+        return msgspec.json.decode(data, type=CoordinatorRecord).host
+
+    def joined(self) -> list[str]:
+        """The hosts that have joined, in order."""
+        mail, _ = self.store().read(0, 0.0)
+        messages = [decode_message(data, key) for key, data in mail]
+        return [message.member.host for message in messages if isinstance(message, Joined)]
+
+    def step(self, round_number: int = 1) -> int:
+        """The last step rank 0 has printed."""
+        lines = self.text(f"rounds/{round_number}/0/stdout.log").split()
+        return int(lines[-1].partition("=")[2]) if lines else -1
+
+    def assert_nothing_left(self) -> None:
+        self.endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"  # etcd itself goes on
+        super().assert_nothing_left()
+        assert self.etcd.all_keys() == []
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[EtcdJob]:
+    etcd = Etcd(tmp_path)
+    made = EtcdJob(tmp_path, etcd)
+    yield made
+    made.close()
+    etcd.close()
+
+
+def test_the_host_of_coordinator_and_rank_0_is_lost_and_a_spare_goes_on_in_its_slot(job):
+    script = [str(JOBS / "train.py"), "--checkpoints", str(job.directory / "ckpts"), "--steps=100000"]
+    script += ["--interval=5", "--seconds-per-step=0.05"]
+    job.go(2, script)
+    job.await_true(lambda: job.text("journal/127.0.0.2.jsonl"), "the first host")
+    for host in (3, 4):
+        job.go(host, script)
+    job.await_true(lambda: len(job.joined()) == 3, "three hosts")
+    job.await_step(7)
+    assert job.coordinator() == "127.0.0.2"
+    first = job.rosters()[0]
+    assert first[0] == "127.0.0.2"
+    spare = next(host for host in ("127.0.0.3", "127.0.0.4") if host not in first)
+    job.kill_host(2, 1)
+    job.await_step(9, round_number=2, timeout=90)
+    assert job.rosters() == [first, [spare, first[1]]]
+    assert "resumed 4" in job.text("rounds/2/0/stdout.log") or "resumed 9" in job.text("rounds/2/0/stdout.log")
+    assert job.text("bad_nodes.txt") == "127.0.0.2  lost  attempt=1\n"
+    for host in (3, 4):
+        os.kill(job.agents[host].pid, signal.SIGTERM)
+    assert [job.wait(host) for host in (3, 4)] == [143, 143]
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("outage", "lease"), [(3 * LEASE, LEASE), pytest.param(60.0, 5.0, marks=pytest.mark.soak)], ids=["short", "60 s"]
+)
+def test_an_outage_while_running_touches_no_worker(job, outage, lease):
+    job.conf = f"lease_ttl={lease:g},settle=0.5"
+    for host in (2, 3):
+        job.go(host, counting(int(10 * outage + 40)))
+    job.await_step(3)
+    workers = job.workers(2, 1) + job.workers(3, 1)
+    job.etcd.signal(0, signal.SIGKILL)
+    at = job.step()
+    time.sleep(outage)  # the outage itself
+    assert job.step() > at + 5 * outage, "training stood still"
+    assert all(psutil.pid_exists(pid) for pid in workers)
+    job.etcd.start(0)
+    assert [job.wait(host, 120) for host in (2, 3)] == [0, 0]
+    assert job.rosters() == [["127.0.0.2", "127.0.0.3"]]
+    assert job.outcome()["kind"] == "success"
+    job.assert_nothing_left()
+
+
+def test_an_outage_while_forming_only_delays_the_round(job):
+    job.go(2, counting(5))
+    job.await_true(lambda: job.joined() == ["127.0.0.2"], "the first host")
+    job.etcd.signal(0, signal.SIGKILL)
+    job.go(3, counting(5))
+    job.await_true(lambda: job.text("journal/127.0.0.3.jsonl") or job.agents[3].poll() is None, "the second host")
+    time.sleep(2 * LEASE)  # the outage itself
+    assert job.rosters() == []
+    assert [job.agents[host].poll() for host in (2, 3)] == [None, None]
+    job.etcd.start(0)
+    assert [job.wait(host) for host in (2, 3)] == [0, 0]
+    assert job.rosters() == [["127.0.0.2", "127.0.0.3"]]
+    job.assert_nothing_left()
+
+
+def test_an_outage_while_deciding_delays_the_decision_and_blames_no_host(job):
+    for host in (2, 3):
+        job.go(host, counting(40))
+    job.await_step(3)
+    victim = job.workers(3, 1)[0]
+    job.etcd.signal(0, signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
+    job.await_true(lambda: job.events("worker_exited"), "the agent sees its worker die")
+    time.sleep(2 * LEASE)  # the outage itself
+    assert job.events("decision") == []
+    job.etcd.start(0)
+    assert [job.wait(host) for host in (2, 3)] == [0, 0]
+    assert job.rosters() == [["127.0.0.2", "127.0.0.3"]] * 2
+    assert job.text("bad_nodes.txt") == ""
+    assert [event["action"] for event in job.events("decision")] == ["restart", "finish"]
+    job.assert_nothing_left()
+
+
+@pytest.fixture
+def guarded_job(tmp_path: Path) -> Iterator[EtcdJob]:
+    etcd = Etcd(tmp_path, tls=True)
+    etcd.add_users()
+    made = EtcdJob(tmp_path, etcd)
+    tls = etcd.credentials
+    assert tls is not None
+    made.conf += f",etcd_ca={tls.ca},etcd_cert={tls.cert},etcd_key={tls.key}"
+    yield made
+    made.close()
+    etcd.close()
+
+
+def test_the_password_is_in_no_log_no_journal_no_error_no_command_line_and_no_worker(guarded_job):
+    job, (user, word) = guarded_job, USER
+    verbose = {"TORCHELASTIC_LOG_LEVEL": "DEBUG", "LOGLEVEL": "DEBUG"}
+    login = {**verbose, "EZPZ_ETCD_USER": user, "EZPZ_ETCD_PASSWORD": word}
+    job.go(2, ["--no-python", "sh", "-c", "env; sleep 3; exit 3"], env=login, nnodes="1:1", max_restarts=1)
+    job.await_true(lambda: "EZPZ_ETCD_USER" in job.text("rounds/1/0/stdout.log"), "the worker shows its environment")
+    commands = [
+        " ".join(process.info["cmdline"] or [])
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"]
+    ]
+    assert any("--rdzv-endpoint=etcds://" in command for command in commands)
+    assert not any(word in command for command in commands if "etcdctl" not in command)
+    assert job.wait(2) != 0
+    wrong = {**verbose, "EZPZ_ETCD_USER": user, "EZPZ_ETCD_PASSWORD": "the-wrong-word"}
+    job.go(3, counting(1), env=wrong, nnodes="1:1")
+    assert job.wait(3) == 2
+    assert "authentication failed" in job.output(3)
+    assert "Traceback" not in job.output(3)
+    ours = [
+        path
+        for path in job.directory.rglob("*")
+        if path.is_file() and "m0" not in path.relative_to(job.directory).parts[0]
+    ]
+    assert len(ours) > 4
+    for path in ours:
+        text = path.read_bytes()
+        assert word.encode() not in text, path
+        assert b"the-wrong-word" not in text, path
+    job.assert_nothing_left()
