@@ -67,20 +67,9 @@ def _save(manager: CheckpointManager, step: int, state: dict[str, object], recei
         raise
 
 
-@record  # type: ignore[untyped-decorator]  # torch is not followed by mypy
-def main() -> None:
+def _train(arguments: argparse.Namespace, spans: _Spans) -> None:
     """Train to the end, from wherever the last complete checkpoint is."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--checkpoints", type=Path, required=True)
-    parser.add_argument("--receipts", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--save-every", type=int, required=True)
-    arguments = parser.parse_args()
-    rank = int(os.environ["RANK"])
-    spans = _Spans(rank)
-    spans.end("import")
-    dist.init_process_group("gloo")
-    spans.end("init_process_group")
+    rank = dist.get_rank()
     torch.manual_seed(0)
     model = ByteTransformer()
     parallel = DistributedDataParallel(model)
@@ -92,9 +81,8 @@ def main() -> None:
     # The demo wants the disk itself to refuse a save that does not fit, so nothing asks for room beforehand.
     manager = CheckpointManager(arguments.checkpoints, keep_last=2, preflight=False)
     state: dict[str, object] = {"model": model, "optimizer": optimizer}
-    restored = manager.restore(state)
+    step = manager.restore(state) or 0
     spans.end("restore")
-    step = restored or 0
 
     def validate() -> None:
         if rank == 0:
@@ -120,6 +108,24 @@ def main() -> None:
             _save(manager, step, state, arguments.receipts)
     validate()
     manager.close()
+
+
+@record  # type: ignore[untyped-decorator]  # torch is not followed by mypy
+def main() -> None:
+    """Join the others, train, leave."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--checkpoints", type=Path, required=True)
+    parser.add_argument("--receipts", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--save-every", type=int, required=True)
+    arguments = parser.parse_args()
+    spans = _Spans(int(os.environ["RANK"]))
+    spans.end("import")
+    dist.init_process_group("gloo")
+    spans.end("init_process_group")
+    _train(arguments, spans)
+    # DDP is gone by now. Were it the last to hold the process group, torch would join gloo's threads under the GIL that
+    # these may be waiting for.
     dist.destroy_process_group()
 
 
