@@ -78,7 +78,8 @@ _MESSAGES: tuple[tuple[re.Pattern[str], Cause, Certainty, str], ...] = tuple(
             "",
         ),
         (
-            r"unspecified launch failure|cublas_status_execution_failed|cudnn_status_execution_failed"
+            r"unspecified launch failure|unhandled cuda error|ncclunhandledcudaerror"
+            r"|cublas_status_execution_failed|cudnn_status_execution_failed"
             r"|cuda error: unknown error",
             Cause.DEVICE_FAULT,
             Certainty.DOUBTFUL,

@@ -20,6 +20,8 @@ _FOLLOWS_STEPS = 50
 _OWN_LINES = 300
 """A rank that printed so many lines after an error went on; a traceback with its echoes is shorter."""
 _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
+_RESTARTED_STEPS = 20
+"""So many steps after an exit record are those of a restarted worker group."""
 _CAN_BE_HANDLED = frozenset(
     {
         Cause.STORAGE,
@@ -129,4 +131,5 @@ def _ends(record: Finding, error: Finding) -> bool:
     if record is error or record.order <= error.order or record.step is None or error.step is None:
         return False
     same = record.rank == error.rank or record.rank is None or error.rank is None
-    return same and record.step - error.step <= _FOLLOWS_STEPS
+    restarted = (record.last_step or 0) - record.step >= _RESTARTED_STEPS
+    return same and record.step - error.step <= _FOLLOWS_STEPS and not restarted

@@ -169,6 +169,8 @@ def _add_log_match(
     spelled = match.host
     if spelled is None and match.emitter == "kernel":
         spelled = match.reporter  # a host's own kernel is about that host
+    elif spelled is None and match.rank is None and match.cause in {Cause.DEVICE_FAULT, Cause.OOM_DEVICE}:
+        spelled = match.reporter  # a device is the printer's own
     host = table.name(spelled)
     finding = _refine(
         match,

@@ -54,8 +54,9 @@ def explains(deep: Finding, other: Finding) -> bool:
         return deep.cause is Cause.WORKER_EXIT
     if deep.cause not in _VAGUE and _is_vague(other):
         return True
-    if deep.cause is Cause.HOST_LOST and deep.witness in {Witness.STORE, Witness.SCHEDULER}:
-        return other.cause is not Cause.HOST_LOST
+    if deep.cause is Cause.HOST_LOST and deep.code != 9:  # a launcher's or the store's own word on a host
+        certain = deep.witness in {Witness.STORE, Witness.SCHEDULER}
+        return other.cause is not Cause.HOST_LOST if certain else other.cause is Cause.WORKER_KILLED
     if deep.cause is Cause.DEVICE_FAULT and deep.certainty is Certainty.CERTAIN:
         return _is_device_symptom(other) or other.cause is Cause.WORKER_KILLED
     return deep.cause is Cause.OOM_HOST and _was_killed(other) and _same_place(deep, other)

@@ -29,8 +29,8 @@ FRAME = -1
 _SCRATCH = threading.Lock()
 """Hyperscan's scratch memory belongs to the database, which all scanners share."""
 _FRAME_WORDS = '", line '
-_SPLIT_WORD = r"[A-Za-z](?:\x1b\[[0-9;:?]*[A-Za-z]|\x00)+[A-Za-z]|\x1b\]"
-"""An escape sequence or a NUL inside a word, or a hyperlink: such a line is looked at again without them."""
+_SPLIT_WORD = r"[A-Za-z](?:\x1b\[[0-9;:?]*[A-Za-z]|\x00)+[A-Za-z]|\x1b\]|\x1b\[[0-9;:?]{8,}"
+"""An escape sequence or a NUL inside a word, a hyperlink, a sequence too long for a trigger's gap."""
 _LONG = 64 * 2**20
 _NEWLINE = 10
 _BEFORE = 8192

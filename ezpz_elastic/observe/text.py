@@ -21,6 +21,7 @@ _PREFIX = re.compile(
     r"[ \t]{0,8}(?:"
     r"(?:\^C){1,8}"
     r"|\[rank(?P<rank>\d{1,7})\]:? ?"
+    r"|\[?[Rr]ank[ =]?(?P<named>\d{1,7})\]?: "
     r"|\[default(?P<local>\d{1,5})\]:? ?"
     r"|\[\d{1,4},(?P<tagged>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
     r"|\[[\w.\-]{1,120}@\d{1,5},(?P<prte>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
@@ -74,7 +75,7 @@ def parse_prefix(text: str) -> Prefix:
         if found is None or found.end() == at:
             break
         groups = found.groupdict()
-        named = groups["rank"] or groups["tagged"] or groups["prte"]
+        named = groups["rank"] or groups["named"] or groups["tagged"] or groups["prte"]
         rank = int(named) if named is not None else rank
         label = groups["task"] or groups["prepended"] or groups["labelled"]
         task = int(label) if label is not None else task
