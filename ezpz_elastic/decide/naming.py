@@ -26,6 +26,7 @@ _KIND = {
     Cause.LAUNCH_ERROR: VerdictKind.USER_ERROR,
 }
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,15})")
+_WAITED = frozenset({"nccl.watchdog-timeout"})
 _IMPORT = re.compile(r"\b(?:ImportError|ModuleNotFoundError)\b")
 
 
@@ -71,7 +72,7 @@ def name_hosts(root: Finding, findings: Sequence[Finding], table: HostTable) -> 
         _name_all(naming, alike)
     elif root.cause in _BY_CAUSE:
         _BY_CAUSE[root.cause](naming, alike, findings, table)
-    if naming.kind is VerdictKind.BAD_NODE_BLIND and not naming.suspects:
+    if naming.kind is VerdictKind.BAD_NODE_BLIND and not naming.suspects and root.cause is not Cause.HANG:
         naming.suspects = _suspects(findings)
     return naming
 
@@ -89,7 +90,10 @@ def _name_for_device_memory(naming: Naming, alike: Sequence[Finding], _: Sequenc
 
 
 def _name_for_hang(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], table: HostTable) -> None:
+    """Only a rank that is behind is a hint: whoever prints that it waited too long is the messenger."""
     _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT] or behind(alike, table))
+    if naming.kind is VerdictKind.BAD_NODE_BLIND:
+        naming.suspects = _suspects(item for item in alike if item.signature not in _WAITED)
 
 
 def _suspect(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], __: HostTable) -> None:
