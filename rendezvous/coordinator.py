@@ -229,11 +229,11 @@ class _Lead:
                 self._malformed.add(key)
                 logger.error("%s; ignored", error)
             return
-        if isinstance(message, Report) and message.conclusive:
+        if isinstance(message, Report) and message.conclusive and message.round == self._membership.round:
             # A host that is dying whole may still tell of its first worker's death; then the loss is what happened.
             member = self._membership.members.get(message.member_id)
             self._declare_refused([member] if member is not None else [])
-        self._carry_out(self._membership.apply(message, time.monotonic()))
+        self._carry_out(self._membership.apply(message, time.monotonic(), more=True))
 
     def _look_for_the_lost(self) -> None:
         others = [member for member in self._membership.members.values() if member.id != self._member.id]
@@ -276,7 +276,7 @@ class _Lead:
                     self._check_twin(effect)
 
     def _decide(self, effect: Decide) -> list[Effect]:
-        decision = self._decider(effect.case)
+        decision = effect.answer if effect.answer is not None else self._decider(effect.case)
         if effect.before_start:
             return self._commit_opening(Opening(decision.round, ended=decision), effect.case)
         key, mine = decision_key(decision.round), encode(decision)

@@ -10,7 +10,6 @@ round, decide this case) are effects; they take hold only when the committed rec
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,13 +27,16 @@ from rendezvous.records import (
     Message,
     Opening,
     Outcome,
+    Readmit,
     RecordError,
     Report,
+    Retire,
     Retirement,
     Roster,
 )
+from rendezvous.seating import evidence_of, plan, without_failure
 
-__all__ = ["CheckTwin", "Decide", "Effect", "Event", "Membership", "Open", "Phase", "Refuse", "Tick", "natural_order"]
+__all__ = ["CheckTwin", "Decide", "Effect", "Event", "Membership", "Open", "Phase", "Refuse", "Tick"]
 
 
 class Phase(Enum):
@@ -63,10 +65,11 @@ class Open:
 
 @dataclass(frozen=True)
 class Decide:
-    """Ask the decider about this case and commit its answer (as the round's opening if ``before_start``)."""
+    """Commit the decision of this case (as the round's opening if ``before_start``): ``answer``, else the decider's."""
 
     case: Case
     before_start: bool = False
+    answer: Decision | None = None
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,6 @@ class CheckTwin:
 Effect = Open | Decide | Refuse | CheckTwin
 
 
-def natural_order(member: Member) -> tuple[object, ...]:
-    """Sort key: hostfile position first, then the host name with its numbers compared as numbers."""
-    position = member.order if member.order is not None else -1
-    parts = re.split(r"([0-9]+)", member.host)
-    return (position, *((int(part), "") if number % 2 else (-1, part) for number, part in enumerate(parts)))
-
-
 class Membership:
     """The job's membership as the coordinator knows it.
 
@@ -110,12 +106,17 @@ class Membership:
         self.members: dict[str, Member] = {}
         self.queue: dict[str, Member] = {}
         self.retired: dict[str, Retirement] = {}
+        self.retired_in: dict[str, int] = {}
         self.decision: Decision | None = None
         self._opened = False
         self._seats: list[Member | None] = []
         self._slots: dict[str, int] = {}
         self._gone: dict[str, str] = {}
         self._by_host: dict[str, str] = {}
+        self._evidence: dict[str, str] = {}
+        self._orders: set[str] = set()
+        self._told: dict[str, Retirement] = {}
+        self._grow_since: float | None = None
         self._twins: dict[str, list[Member]] = {}
         self._keys: dict[str, str] = {}
         self._reports: dict[tuple[str, int], Report] = {}
@@ -131,12 +132,13 @@ class Membership:
         self._elapsed_base = 0.0
         self._ledger: msgspec.Raw = msgspec.Raw(b"null")
 
-    def apply(self, event: Event, now: float) -> list[Effect]:
+    def apply(self, event: Event, now: float, more: bool = False) -> list[Effect]:
         """Take one event in.
 
         Args:
             event: a message, a committed record or ``Tick()``.
             now: seconds on the caller's own monotonic clock; never compared with another host's.
+            more: further events are there already, so nothing is concluded from this one alone.
 
         Returns:
             What has to be done now. Repeating an event changes nothing.
@@ -148,17 +150,23 @@ class Membership:
                 effects = self._on_gone(event, now)
             case Report():
                 effects = self._on_report(event, now)
+            case Retire():
+                effects = self._on_retire(event)
+            case Readmit():
+                effects = self._on_readmit(event)
             case Opening():
                 effects = self._on_opening(event, now)
             case Decision():
                 effects = self._on_decision(event, now)
             case Tick():
                 effects = []
-        return effects + self._advance(now)
+        return effects if more else effects + self._advance(now)
 
     def deadline(self, now: float) -> float | None:
         """When the next ``Tick`` is due (same clock as ``now``); ``None`` if only events can change anything."""
         if self.phase is Phase.RUNNING:
+            if self._settle_until is None and self._grow_since is not None:
+                return self._grow_since + self.job.last_call
             return self._settle_until
         if self.phase is not Phase.FORMING:
             return None
@@ -183,8 +191,7 @@ class Membership:
         if self.phase is Phase.FINISHED:
             return [Refuse(member.id, "the job is over")]
         if member.key in self.retired:
-            retirement = self.retired[member.key]
-            return [Refuse(member.id, f"{member.host} was retired ({retirement.provenance}): {retirement.reason}")]
+            return [Refuse(member.id, self._why_retired(member.key))]
         twin = self._by_host.get(member.key)
         if twin is not None:
             waiting = self._twins.setdefault(member.key, [])
@@ -193,6 +200,45 @@ class Membership:
             return [CheckTwin(self.members[twin], member)]
         self._admit(member)
         return []
+
+    def _why_retired(self, key: str) -> str:
+        item, evidence = self.retired[key], self._evidence.get(key, "")
+        told = f"{item.host} was retired in round {self.retired_in[key]} ({item.provenance}): {item.reason}"
+        return f"{told}; evidence: {evidence}" if evidence else told
+
+    def _on_retire(self, order: Retire) -> list[Effect]:
+        """A person's word. It concerns the life it names: a host that has come back since is another one."""
+        if order.id in self._orders:
+            return []
+        self._orders.add(order.id)
+        member_id = self._by_host.get(order.key)
+        if (
+            order.key in self.retired
+            or self.phase is Phase.FINISHED
+            or (member_id or order.member_id) != order.member_id
+        ):
+            return []
+        retirement = Retirement(order.host, "person", order.reason)
+        if order.key in self._slots:
+            self._told[order.key] = retirement
+            return []
+        self.retired[order.key], self.retired_in[order.key] = retirement, order.round
+        if member_id is None:
+            return []
+        self._forget(order.key, member_id)
+        return [Refuse(member_id, self._why_retired(order.key))]
+
+    def _on_readmit(self, order: Readmit) -> list[Effect]:
+        if order.id not in self._orders and self.retired_in.get(order.key) == order.round:
+            del self.retired[order.key], self.retired_in[order.key]
+            self._evidence.pop(order.key, None)
+        self._orders.add(order.id)
+        return []
+
+    def _forget(self, key: str, member_id: str) -> None:
+        del self._by_host[key]
+        self.members.pop(member_id, None)
+        self.queue.pop(member_id, None)
 
     def _admit(self, member: Member) -> None:
         self.members[member.id] = member
@@ -278,7 +324,9 @@ class Membership:
         self._ledger = decision.ledger
         self._elapsed_base, self._started_at = decision.elapsed, now
         for retirement in decision.retired:
-            self._retire(retirement)
+            self._retire(retirement, decision)
+        self._told = {key: item for key, item in self._told.items() if key in self._slots}
+        self._grow_since = None
         self._reports, self._heard, self._succeeded, self._lost = {}, set(), set(), {}
         self._settle_until, self._conclusive, self._opened = None, False, False
         self._forming_since = self._enough_since = None
@@ -292,7 +340,7 @@ class Membership:
             self.phase = Phase.FINISHED
         return []
 
-    def _retire(self, retirement: Retirement) -> None:
+    def _retire(self, retirement: Retirement, decision: Decision) -> None:
         key = self._keys.get(retirement.host, retirement.host)
         slot = self._slots.pop(key, None)
         if slot is not None:
@@ -303,11 +351,10 @@ class Membership:
                 self.queue.pop(member_id, None)
                 self.queue[member_id] = self.members[member_id]
             return
-        self.retired[key] = retirement
+        self.retired[key], self.retired_in[key] = retirement, decision.round
+        self._evidence[key] = evidence_of(decision)
         if member_id is not None:
-            del self._by_host[key]
-            self.members.pop(member_id, None)
-            self.queue.pop(member_id, None)
+            self._forget(key, member_id)
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
@@ -315,9 +362,35 @@ class Membership:
         if self.phase is Phase.RUNNING and self._settled(now):
             self.phase = Phase.DECIDING
             return [Decide(self._case(self.roster, now))]
+        if self.phase is Phase.RUNNING and self._settle_until is None and (reason := self._called_off(now)):
+            self.phase = Phase.DECIDING
+            return [self._without_failure(self.roster, now, reason)]
         if self.phase is Phase.FORMING and now >= self._not_before:
             return self._form(now)
         return []
+
+    def _called_off(self, now: float) -> str:
+        """Why a round that runs well is ended all the same; empty: it is not."""
+        if self._told:
+            return self._told_reason()
+        free = self.job.max_hosts - len(self._slots)
+        if not self.job.grow_now or free <= 0 or not self.queue:
+            self._grow_since = None
+            return ""
+        if self._grow_since is None:
+            self._grow_since = now
+        coming = min(free, len(self.queue))
+        if coming < free and now - self._grow_since < self.job.last_call:
+            return ""
+        return f"grow=now: {coming} more {'host is' if coming == 1 else 'hosts are'} there"
+
+    def _told_reason(self) -> str:
+        return "; ".join(f"{item.host} is retired by a person: {item.reason}" for item in self._told.values())
+
+    def _without_failure(self, roster: Roster | None, now: float, reason: str, before_start: bool = False) -> Decide:
+        case = self._case(roster, now)
+        answer = without_failure(self.round, self.decision, case.elapsed, reason, tuple(self._told.values()))
+        return Decide(case, before_start, answer)
 
     def _settled(self, now: float) -> bool:
         if self.roster is None:
@@ -334,6 +407,9 @@ class Membership:
             seats = tuple(seat for seat in self._seats if seat is not None)
             self.phase = Phase.DECIDING
             return [Decide(self._case(Roster(self.round, seats), now), before_start=True)]
+        if self._told:
+            self.phase = Phase.DECIDING
+            return [self._without_failure(None, now, self._told_reason(), before_start=True)]
         size = min(len(self._slots) + len(self.queue), self.job.max_hosts)
         waited = now - self._forming_since
         if size < self.job.min_hosts:
@@ -347,23 +423,13 @@ class Membership:
         called = size == self.job.max_hosts or now - self._enough_since >= self.job.last_call
         if not self._seats and not called:
             return []
-        return [Open(Opening(self.round, roster=Roster(self.round, self._plan())))]
-
-    def _plan(self) -> tuple[Member, ...]:
-        """The next roster: survivors keep their slot, spares fill the emptied ones, then growth up to the maximum.
-
-        Where spares are gone the holes are closed from the top, so that as few survivors as possible move.
-        """
-        free = list(self.queue.values())
-        if not self._seats:
-            return tuple(sorted(free, key=natural_order)[: self.job.max_hosts])
-        seats = [seat if seat is not None else (free.pop(0) if free else None) for seat in self._seats]
-        while None in seats:
-            last = seats.pop()
-            if last is not None:
-                seats[seats.index(None)] = last
-        grown = [seat for seat in seats if seat is not None]
-        return tuple(grown + free[: self.job.max_hosts - len(grown)])
+        return [
+            Open(
+                Opening(
+                    self.round, roster=Roster(self.round, plan(self._seats, self.queue.values(), self.job.max_hosts))
+                )
+            )
+        ]
 
     def _case(self, roster: Roster | None, now: float, waited: float = 0.0) -> Case:
         lost = tuple(

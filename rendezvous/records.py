@@ -28,9 +28,11 @@ __all__ = [
     "Message",
     "Opening",
     "Outcome",
+    "Readmit",
     "RecordError",
     "Refusal",
     "Report",
+    "Retire",
     "Retirement",
     "Roster",
     "decode",
@@ -162,7 +164,41 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     evidence: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-Message = Joined | Gone | Report
+class Retire(msgspec.Struct, frozen=True, tag=True):
+    """A person takes a host out of the job.
+
+    Args:
+        id: of this order, so that one that is delivered twice is carried out once.
+        host, key: as in ``Member``.
+        member_id: the incarnation that was there when the person decided; ``None`` if none was.
+        round: the round that was current then.
+        reason: what the person says.
+    """
+
+    id: Name
+    host: Name
+    key: Name
+    member_id: str | None
+    round: int
+    reason: Annotated[str, msgspec.Meta(max_length=500)]
+
+
+class Readmit(msgspec.Struct, frozen=True, tag=True):
+    """A person lets a retired host in again; it has to be started anew.
+
+    Args:
+        id: of this order.
+        host, key: as in ``Member``.
+        round: the round in which it was retired: a later retirement stands.
+    """
+
+    id: Name
+    host: Name
+    key: Name
+    round: int
+
+
+Message = Joined | Gone | Report | Retire | Readmit
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -196,7 +232,7 @@ class Retirement(msgspec.Struct, frozen=True):
 
     Args:
         host: as the allocation spells it.
-        provenance: one of the contract's words (``lost``, ``scraped``, … ``blind``).
+        provenance: one of the contract's words (``lost``, ``scraped``, … ``blind``), or ``person``.
         reason: one sentence.
         benched: it goes to the back of the spare queue rather than out of the job (a blind rotation).
     """

@@ -2,56 +2,13 @@
 
 from __future__ import annotations
 
-from support.builders import decision, job, member, report, retire_the_lost
+from support.builders import decision, job, member, report
+from support.story import Coordination, running
 
-from rendezvous.membership import CheckTwin, Decide, Effect, Event, Membership, Open, Phase, Refuse, Tick
-from rendezvous.records import Action, Gone, Joined, Member, Opening, Outcome
+from rendezvous.membership import Membership, Phase, Tick
+from rendezvous.records import Action, Gone, Joined, Outcome
 
 A, B, C, D = (member(f"h{i}") for i in range(4))
-
-
-class Coordination:
-    """Applies events and carries out the effects at once, as a coordinator with a perfect store would."""
-
-    def __init__(self, membership: Membership) -> None:
-        self.membership = membership
-        self.now = 0.0
-        self.openings: list[Opening] = []
-        self.cases: list[Decide] = []
-        self.refused: dict[str, str] = {}
-        self.twins: list[CheckTwin] = []
-
-    def tell(self, *events: Event) -> None:
-        for event in events:
-            self._carry_out(self.membership.apply(event, self.now))
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        self.tell(Tick())
-
-    def _carry_out(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Open():
-                    self.openings.append(effect.opening)
-                    self.tell(effect.opening)
-                case Decide():
-                    self.cases.append(effect)
-                    answer = retire_the_lost(effect.case)
-                    self.tell(Opening(answer.round, ended=answer) if effect.before_start else answer)
-                case Refuse():
-                    self.refused[effect.member_id] = effect.reason
-                case CheckTwin():
-                    self.twins.append(effect)
-
-    def rosters(self) -> list[list[str]]:
-        return [[m.host for m in item.roster.members] for item in self.openings if item.roster is not None]
-
-
-def running(*members: Member, **limits: object) -> Coordination:
-    story = Coordination(Membership(job(**limits)))
-    story.tell(*(Joined(item) for item in members))
-    return story
 
 
 def test_a_round_opens_as_soon_as_the_maximum_is_there():
@@ -184,7 +141,7 @@ def test_a_retired_host_that_comes_back_is_refused_with_the_reason():
     story.pass_time(1.0)
     back = member("h1", 1)
     story.tell(Joined(back))
-    assert "retired (lost)" in story.refused[back.id]
+    assert "retired in round 1 (lost)" in story.refused[back.id]
     assert back.id not in story.membership.queue
 
 
