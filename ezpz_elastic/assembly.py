@@ -19,6 +19,7 @@ from ezpz_elastic.ledger import RunLedger
 from ezpz_elastic.machines import Machine, find_machine
 from ezpz_elastic.settings import Settings, parse
 from ezpz_elastic.signatures import load_library
+from ezpz_elastic.storefile import remember
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import JobRecord, Member
@@ -86,6 +87,8 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
         load_library()  # a user's mistake in it is told now, not at the first failure
     machine, note = find_machine(settings.machine, hosts=[addr])
     journal = Journal(settings.directory(params.run_id), addr, params.run_id)
+    served_at = server.endpoint if server is not None else params.endpoint
+    remember(journal.directory, served_at, params.run_id, settings)
     job = JobRecord(
         run_id=params.run_id,
         min_hosts=params.min_nodes,

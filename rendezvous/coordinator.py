@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rendezvous.liveness import LeaseClock, refused
-from rendezvous.membership import CheckTwin, Decide, Effect, Event, Membership, Open, Phase, Refuse, Tick
+from rendezvous.membership import CheckTwin, Decide, Effect, Membership, Open, Refuse, Tick
 from rendezvous.records import (
     Case,
     CoordinatorRecord,
@@ -32,9 +32,10 @@ from rendezvous.records import (
     decode_opening,
     encode,
 )
+from rendezvous.replay import decision_key, opening_key, refusal_key, replay
 from rendezvous.stores import Store, StoreUnavailable
 
-__all__ = ["BEATS_PER_LEASE", "Coordinator", "Decider", "Ledger", "decision_key", "opening_key", "refusal_key"]
+__all__ = ["BEATS_PER_LEASE", "Coordinator", "Decider", "Ledger"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,21 +62,6 @@ class Ledger(Protocol):
 
     def decided(self, case: Case, decision: Decision) -> None:
         """A round was ended."""
-
-
-def opening_key(round_number: int) -> str:
-    """Where a round's opening stands."""
-    return f"round/{round_number}/opening"
-
-
-def decision_key(round_number: int) -> str:
-    """Where a round's decision stands."""
-    return f"round/{round_number}/decision"
-
-
-def refusal_key(member_id: str) -> str:
-    """Where a member finds out that it is not admitted."""
-    return f"refused/{member_id}"
 
 
 class Coordinator(threading.Thread):
@@ -184,7 +170,7 @@ class _Lead:
         while not self._stopping.is_set():
             try:
                 if not fresh:
-                    self._replay()
+                    self._membership, self._cursor = replay(self._store, self._job, time.monotonic()), 0
                     fresh = True
                 if self._turn():
                     return
@@ -192,19 +178,6 @@ class _Lead:
                 logger.debug("coordinator %s: %s", self._member.host, error)
                 fresh = False
                 self._stopping.wait(RETRY)
-
-    def _replay(self) -> None:
-        """Bring a new membership to where the committed records stand; the inbox follows from its beginning."""
-        self._membership, self._cursor = Membership(self._job), 0
-        while self._membership.phase is not Phase.FINISHED:
-            membership = self._membership
-            running = membership.phase is Phase.RUNNING
-            key = (decision_key if running else opening_key)(membership.round)
-            data = self._store.get(key)
-            if data is None:
-                return
-            event: Event = (decode_decision if running else decode_opening)(data, membership.round, key)
-            membership.apply(event, time.monotonic())
 
     def _turn(self) -> bool:
         """One look at the inbox, the clock and the leases. Returns whether another coordinator has taken over."""

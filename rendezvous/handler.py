@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from rendezvous.coordinator import Coordinator, Decider, Ledger, decision_key, opening_key, refusal_key
+from rendezvous.coordinator import Coordinator, Decider, Ledger
 from rendezvous.links import Heart, RoundLink
 from rendezvous.liveness import Listener, refused
 from rendezvous.records import (
@@ -49,6 +49,7 @@ from rendezvous.records import (
     decode_opening,
     encode,
 )
+from rendezvous.replay import decision_key, opening_key, refusal_key
 from rendezvous.stores import Store, StoreGone, StoreRefused, StoreUnavailable
 from rendezvous.stores.tcpstore import StoreServer, serve_c10d
 

@@ -11,8 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rendezvous.coordinator import BEATS_PER_LEASE, RETRY, decision_key
+from rendezvous.coordinator import BEATS_PER_LEASE, RETRY
 from rendezvous.records import Decision, RecordError, Report, decode_decision, encode
+from rendezvous.replay import decision_key
 from rendezvous.stores import Store, StoreUnavailable
 
 __all__ = ["Heart", "RoundLink"]

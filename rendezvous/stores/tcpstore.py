@@ -119,6 +119,7 @@ class StoreServer:
         self._door = listen(host, port)
         self._store = serve_c10d(host)
         self.port: int = self._door.getsockname()[1]
+        self.endpoint = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._greeting = msgspec.json.encode(Greeting(run_id, self._store.port))
         threading.Thread(target=self._greet, name="ezpz-endpoint", daemon=True).start()
 

@@ -10,7 +10,7 @@ import pytest
 from support.builders import job, member, report, retire_the_lost
 from support.fake_store import FakeStore, World
 
-from rendezvous.coordinator import Coordinator, decision_key, opening_key, refusal_key
+from rendezvous.coordinator import Coordinator
 from rendezvous.liveness import Listener
 from rendezvous.records import (
     Case,
@@ -25,6 +25,7 @@ from rendezvous.records import (
     decode_message,
     encode,
 )
+from rendezvous.replay import decision_key, opening_key, refusal_key
 
 
 class Notes:
