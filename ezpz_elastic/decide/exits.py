@@ -11,7 +11,7 @@ from ezpz_elastic.decide.findings import Finding
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.verdict import Cause, VerdictKind
 
-__all__ = ["consequent_exits", "silent_children", "survived", "teardown_kills"]
+__all__ = ["consequent_exits", "last_attempt", "silent_children", "survived", "teardown_kills"]
 
 _SURVIVED_STEPS = 2
 """Other ranks may print one more step after a fatal error; several only in an asynchronous pipeline."""
@@ -59,6 +59,17 @@ def consequent_exits(findings: Sequence[Finding]) -> list[Finding]:
         else item
         for item in findings
     ]
+
+
+def last_attempt(findings: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """What was said of the last attempt, and what of earlier ones, where a wrapper's log holds several."""
+    begins = [item for item in findings if item.signature == "launcher.attempt" and (item.code or 0) > 1]
+    if not begins:
+        return findings, []
+    last = begins[-1]
+    earlier = [item for item in findings if item.source == last.source and item.order < last.order]
+    gone = {id(item) for item in earlier}
+    return [item for item in findings if id(item) not in gone], earlier
 
 
 def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Finding]:

@@ -18,7 +18,7 @@ from ezpz_elastic.decide.evidence import (
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
-from ezpz_elastic.decide.exits import consequent_exits, silent_children, teardown_kills
+from ezpz_elastic.decide.exits import consequent_exits, last_attempt, silent_children, teardown_kills
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.reports import from_exit, from_report
@@ -96,6 +96,8 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
                 dropped.append(_sentence(str(item)[:300], "says nothing against a host of this attempt"))
             else:
                 findings.append(finding)
+    findings, earlier = last_attempt(findings)
+    dropped += [evidence_line(item, "belongs to an earlier attempt") for item in earlier]
     return Gathered(
         tuple(teardown_kills(consequent_exits(silent_children(findings)), table)),
         table,

@@ -69,6 +69,8 @@ def from_exit_code(case: Gathered, exit_code: int | None, context: Context) -> O
             VerdictKind.USER_ERROR, Cause.LAUNCH_ERROR, f"the command could not be run (exit code {exit_code})"
         )
     silence = "no signatures for this machine" if context.machine_note else "signatures exist and none matched"
+    if any("is no host of this attempt" in line.why for line in case.dropped):
+        silence = "stale: it names only hosts outside this attempt"
     told = "exit code unknown" if exit_code is None else f"exit code {exit_code}"
     return Outcome(VerdictKind.BAD_NODE_BLIND, Cause.UNKNOWN, f"{told}; {silence}", certain=False)
 

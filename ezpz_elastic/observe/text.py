@@ -15,11 +15,13 @@ _STAMP = (
     r"\[?\d{4}[-/:]\d\d[-/:]\d\d[T :\-]\d\d:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
     r"|\[\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]|\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
     r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d"
-    r"|\[ {0,8}\d{1,9}\.\d{6}\]"
+    r"|\[ {0,8}\d{1,9}\.\d{6}\]|\d{10}(?:\.\d{1,9})?(?= )"
+    r"|\[?(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [A-Z]{2,5})? \d{4}\]?"
 )
 _PREFIX = re.compile(
     r"[ \t]{0,8}(?:"
     r"(?:\^C){1,8}"
+    r"|\[(?:stderr|stdout|err|out|mpiexec|mpirun|srun)\] ?|(?:stderr|stdout): ?"
     r"|\[rank(?P<rank>\d{1,7})\]:? ?"
     r"|\[?[Rr]ank[ =]?(?P<named>\d{1,7})\]?: "
     r"|\[default(?P<local>\d{1,5})\]:? ?"
