@@ -34,16 +34,19 @@ from ezpz_elastic import guard
 from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
 from ezpz_elastic.decide.policy import stop_line
+from ezpz_elastic.decide.verdict import Cause
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.events import EventRelay
 from ezpz_elastic.ledger import say
 from ezpz_elastic.observe.exits import ExitWatch, last_step
+from ezpz_elastic.observe.hang import StepClock
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.process_tree import Guard, stop_all
 from ezpz_elastic.reporter import Reporter
 from ezpz_elastic.round_logs import Handover, RoundLogs
 from ezpz_elastic.signals import StopSignals
 from ezpz_elastic.signatures import load_library
+from ezpz_elastic.stall import Ranks, StallWatch
 from ezpz_elastic.warm.client import ServerGone
 from ezpz_elastic.warm.context import WarmContext
 from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
@@ -89,6 +92,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._warm: WarmWorkers | None = None
         self._scratch = Path(tempfile.mkdtemp(prefix="ezpz-agent-"))
         self._tag = handler.member.id
+        self._clock = StepClock(settings.hang_timeout, settings.startup_timeout)
         self._console = Console()
         logs = RoundLogs(arguments.pop("logs_specs"), self._journal.directory, self._scratch, self._tag, self._console)
         logs.prefix_template = arguments.pop("log_line_prefix_template", None)
@@ -234,20 +238,28 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         exits = ExitWatch(self._pcontext, self._worker_group.workers, files, self._handler.member.host)
         events = EventRelay(self._journal, number, {rank: item.events for rank, item in files.items()})
         link = self._handler.watch(seat, self._wake)
+        ranks = Ranks(self._handler.member.host, self._worker_group.workers, files, self._journal, number)
+        stall = StallWatch(ranks, self._clock, seat, self._handler.connection(), exits.finished, self._wake)
         reporter = Reporter(self._handler.member, number, link, self._journal)
         try:
-            decision = self._watch(exits, events, link, reporter)
+            decision = self._watch(exits, events, link, reporter, stall)
         finally:
+            stall.stop()
             link.stop()
             exits.close()
+        if decision.cause == Cause.HANG.value:
+            ranks.look()  # what a hung process was doing is gone once it is stopped
         with self._span("stop"):
             self._stop_workers(self._worker_group)
         self._console.drain()
         events.relay()
         return decision
 
-    def _watch(self, exits: ExitWatch, events: EventRelay, link: RoundLink, reporter: Reporter) -> Decision:
+    def _watch(
+        self, exits: ExitWatch, events: EventRelay, link: RoundLink, reporter: Reporter, stall: StallWatch
+    ) -> Decision:
         leave_at: float | None = None
+        hung = False
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             selector.register(self._handler.listener, selectors.EVENT_READ)
@@ -260,6 +272,9 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
                     leave_at = time.monotonic() + INTERRUPT_PATIENCE
                 if leave_at is not None and time.monotonic() >= leave_at:
                     raise RendezvousClosedError("interrupted")
+                if stall.found is not None and not hung:
+                    hung = True
+                    reporter.hung(exits, stall.found)
                 for key, _ in selector.select(LOOK):
                     if key.fileobj is self._handler.listener:
                         self._handler.listener.drain()

@@ -55,6 +55,7 @@ def stop_all(tag: str, first: signal.Signals, grace: float, spared: Callable[[],
     pids = _without(guard.tagged(tag), spared)
     shared |= guard.segments(pids)
     guard.kill(pids, first)
+    guard.kill(pids, signal.SIGCONT)  # a stopped process takes the signal only when it goes on
     alive = _wait(pids, grace)
     deadline = time.monotonic() + _KILL_PATIENCE
     while pids := _without(guard.tagged(tag), spared):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, WorkerExit
+from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, IdleTimeout, WorkerExit
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.observe.exits import ExitWatch
 from rendezvous.links import RoundLink
@@ -40,6 +40,10 @@ class Reporter:
             self._send(exits, Outcome.FAILED, found, conclusive)
         elif exits.finished() and not exits.failed():
             self._send(exits, Outcome.SUCCEEDED, (), False)
+
+    def hung(self, exits: ExitWatch, found: IdleTimeout) -> None:
+        """Nobody makes progress. All ranks of the job have been compared, so this need not wait for other reports."""
+        self._send(exits, Outcome.FAILED, [found], True)
 
     def interrupted(self, signum: int, exits: ExitWatch) -> None:
         """This agent itself was told to stop."""

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import to_map
 from ezpz_elastic.console import Console
 from ezpz_elastic.guard import TAG
 from ezpz_elastic.observe import progress
+from ezpz_elastic.observe.stacks import STACKS_FILE
 
 __all__ = ["Handover", "RoundLogs", "WorkerFiles"]
 
@@ -34,6 +35,7 @@ class WorkerFiles:
     error: Path
     progress: Path
     events: Path
+    stacks: Path
 
 
 class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by mypy
@@ -85,6 +87,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
                     "EZPZ_ROUND": str(self.round),
                     "EZPZ_EVENTS_FILE": str(files.events),
                     progress.PROGRESS_FILE: str(files.progress),
+                    STACKS_FILE: str(files.stacks),
                     TAG: self._tag,
                 }
             )
@@ -118,8 +121,9 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
             directory / "error.json",
             self._scratch / f"progress-{local_rank}",
             directory / "events.jsonl",
+            self._scratch / f"stacks-{local_rank}",
         )
-        for stale in (files.error, files.events):
+        for stale in (files.error, files.events, files.stacks):
             stale.unlink(missing_ok=True)
         progress.create(files.progress)
         return files

@@ -23,7 +23,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         settle: how long to wait for the other hosts' reports after the first one.
         grace: how long workers get between SIGTERM and SIGKILL; ``None``: torchrun's ``--shutdown-timeout``.
         startup_timeout: how long the first step may take; 0 is off.
-        hang_timeout: how long a step may take; 0 is off.
+        hang_timeout: how long a step may take; 0 is off, ``None``: learned from the run's own steps.
         on_blind: what to do when a host is probably at fault and nothing says which.
         machine: a machine's name, or ``auto``.
         run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settle: float = 1.0
     grace: float | None = None
     startup_timeout: float = 0.0
-    hang_timeout: float = 0.0
+    hang_timeout: float | None = None
     on_blind: str = "suspect"
     machine: str = "auto"
     run_dir: str | None = None

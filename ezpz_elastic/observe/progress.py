@@ -6,9 +6,12 @@ Writing one is a store into mapped memory, so a training loop can afford it at e
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
+import signal
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -55,6 +58,8 @@ def read(path: Path) -> Progress:
     return Progress(None if step == _NONE else step, None if durable_step == _NONE else durable_step, calls)
 
 
+_STACKS_FILE = "EZPZ_STACKS_FILE"  # stacks.STACKS_FILE; this module is imported by scripts and stays small
+_stacks: BinaryIO | None = None
 _view: memoryview | None = None
 _looked = False
 
@@ -67,7 +72,17 @@ def _counters() -> memoryview | None:
         if path:
             with Path(path).open("r+b") as file:
                 _view = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+            _answer_with_stacks()
     return _view
+
+
+def _answer_with_stacks() -> None:
+    """Have SIGUSR2 write this process's stacks to where its agent reads them, unless the script uses that signal."""
+    path = os.environ.get(_STACKS_FILE)
+    if path and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+        global _stacks  # noqa: PLW0603  # faulthandler needs the file for the life of the process
+        _stacks = Path(path).open("ab")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR2, file=_stacks, all_threads=True)
 
 
 def progress(step: int) -> None:

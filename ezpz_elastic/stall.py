@@ -1,0 +1,160 @@
+"""Notices that training has stopped although all workers live, looks at every rank of the job, and says who is behind.
+
+One thread per round. Whoever notices first says so in the store; the other agents, whose workers wait too, see it as
+soon as half of their own limit is over. Each writes down where its ranks stand, and each compares all of them, so that
+all agents report the same and nothing is stopped before every rank has been looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import Worker
+
+from ezpz_elastic.decide.evidence import IdleTimeout
+from ezpz_elastic.journal import Journal
+from ezpz_elastic.observe.exits import last_step
+from ezpz_elastic.observe.hang import Standing, StepClock, behind
+from ezpz_elastic.observe.stacks import look
+from ezpz_elastic.round_logs import WorkerFiles
+from rendezvous.handler import Seat
+from rendezvous.stores import Store, StoreUnavailable
+
+__all__ = ["Ranks", "StallWatch"]
+
+logger = logging.getLogger(__name__)
+
+LOOK = 1.0
+"""Seconds between two looks at the step counters; a short limit is looked at five times in its course."""
+
+PATIENCE = 8.0
+"""Seconds to wait for the other agents' ranks: one look at a process by py-spy, and some."""
+
+
+class Ranks:
+    """The local workers of a round, as they can be looked at.
+
+    Args:
+        host: this host.
+        workers: ranks and pids.
+        files: their files, by local rank.
+        journal: where the stacks are announced.
+        round_number: the round.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        workers: Sequence[Worker],
+        files: Mapping[int, WorkerFiles],
+        journal: Journal,
+        round_number: int,
+    ) -> None:
+        self._host, self._workers, self._files = host, list(workers), dict(files)
+        self._journal, self._round = journal, round_number
+        self._lock = threading.Lock()
+        self._seen: list[Standing] | None = None
+
+    def step(self) -> int | None:
+        """The furthest step of any of them."""
+        return max((step for files in self._files.values() if (step := last_step(files)) is not None), default=None)
+
+    def look(self) -> list[Standing]:
+        """Write every rank's stacks into the run directory, once in a round; where they stand."""
+        with self._lock:
+            if self._seen is None:
+                self._seen = [self._one(worker) for worker in self._workers]
+        return self._seen
+
+    def _one(self, worker: Worker) -> Standing:
+        files = self._files[worker.local_rank]
+        seen = look(worker.id, files.stacks)
+        path = files.stdout.with_name("stacks.txt")
+        path.write_text(seen.text)
+        self._journal.write(
+            "stacks", self._round, rank=worker.global_rank, file=str(path), state=seen.state, frame=seen.frame
+        )
+        return Standing(worker.global_rank, self._host, last_step(files), seen.state, seen.place, seen.frame)
+
+
+class StallWatch(threading.Thread):
+    """Watches one round.
+
+    Args:
+        ranks: this agent's workers.
+        clock: what is known about this run's steps.
+        seat: this agent's place in the round.
+        store: a connection of its own.
+        finished: whether all of this agent's workers have ended; they make no steps any more.
+        wake: called when ``found`` is set.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        clock: StepClock,
+        seat: Seat,
+        store: Store,
+        finished: Callable[[], bool],
+        wake: Callable[[], None],
+    ) -> None:
+        super().__init__(name="ezpz-stall", daemon=True)
+        self._ranks, self._clock, self._seat, self._store, self._wake = ranks, clock, seat, store, wake
+        self._finished = finished
+        self._stopping = threading.Event()
+        self.found: IdleTimeout | None = None
+        clock.begin(time.monotonic())
+        self.start()
+
+    def run(self) -> None:
+        while not self._stopping.wait(min(LOOK, self._clock.limit() / 5)):
+            self._clock.see(self._ranks.step(), time.monotonic())
+            waiting, limit = self._clock.waiting(time.monotonic()), self._clock.limit()
+            if waiting < limit / 2 or self._finished():
+                continue
+            try:
+                if waiting >= limit:
+                    self._store.create(self._key("stall"), str(self._seat.slot).encode())
+                elif self._store.get(self._key("stall")) is None:
+                    continue
+                self._conclude(waiting)
+            except StoreUnavailable as error:
+                logger.debug("stall watch: %s", error)
+                continue
+            return
+
+    def _conclude(self, waiting: float) -> None:
+        mine = self._ranks.look()
+        self._store.create(self._key(f"stall/{self._seat.slot}"), msgspec.json.encode(mine))
+        everybody = self._everybody()
+        last = behind(everybody)
+        if self._stopping.is_set():
+            return
+        self.found = IdleTimeout(round(waiting, 3), tuple((item.rank, item.host) for item in last))
+        self._wake()
+
+    def _everybody(self) -> list[Standing]:
+        """All ranks that are told of in time, in order."""
+        found: dict[int, list[Standing]] = {}
+        slots = range(len(self._seat.roster.members))
+        deadline = time.monotonic() + PATIENCE
+        while len(found) < len(slots) and not self._stopping.is_set() and time.monotonic() < deadline:
+            slot = next(slot for slot in slots if slot not in found)
+            data = self._store.wait(self._key(f"stall/{slot}"), deadline - time.monotonic())
+            if data is None:
+                break
+            found[slot] = msgspec.json.decode(data, type=list[Standing])
+        return [item for slot in sorted(found) for item in found[slot]]
+
+    def _key(self, name: str) -> str:
+        return f"round/{self._seat.roster.round}/{name}"
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        self._store.close()
+        self.join()

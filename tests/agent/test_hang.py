@@ -1,0 +1,148 @@
+"""How long a step may take, who is behind, and where a process stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ezpz_elastic.observe import progress, stacks
+from ezpz_elastic.observe.hang import LEAST, Standing, StepClock, behind
+from ezpz_elastic.observe.stacks import Place, look
+
+INF = float("inf")
+
+
+def clock(steps: list[float], given: float | None = None, startup: float = 0.0) -> StepClock:
+    made = StepClock(given, startup)
+    made.begin(0.0)
+    now = 5.0
+    made.see(0, now)
+    for number, seconds in enumerate(steps, 1):
+        now += seconds
+        made.see(number, now)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "expected"),
+    [
+        ([], None, INF),  # one step says nothing about the next one
+        ([0.1] * 100, None, LEAST),
+        ([20.0] * 100, None, 200.0),
+        ([1.0] * 500 + [70.0], None, 210.0),  # a pause that training came back from
+        ([20.0] * 100, 7.0, 7.0),
+        ([20.0] * 100, 0.0, INF),
+    ],
+)
+def test_the_limit_is_learned_from_the_steps_or_given(steps, given, expected):
+    assert clock(steps, given).limit() == expected
+
+
+def test_before_the_first_step_the_start_up_limit_holds_in_every_life():
+    made = StepClock(3.0, 40.0)
+    made.begin(0.0)
+    assert made.limit() == 40.0
+    made.see(4, 30.0)
+    assert (made.limit(), made.waiting(31.0)) == (3.0, 1.0)
+    made.begin(50.0)
+    assert (made.limit(), made.waiting(51.0)) == (40.0, 1.0)
+
+
+def test_a_step_that_is_told_again_is_no_progress():
+    made = clock([1.0])
+    made.see(1, 100.0)
+    assert made.waiting(100.0) == 94.0
+
+
+def test_many_steps_between_two_looks_count_as_what_each_took():
+    made = StepClock(None, 0.0)
+    made.begin(0.0)
+    made.see(0, 0.0)
+    made.see(10, 100.0)
+    assert made.limit() == max(LEAST, 3 * 100.0)
+
+
+def rank(number: int, step: int | None = 5, state: str = "S", place: Place = Place.COLLECTIVE) -> Standing:
+    return Standing(number, f"h{number // 2}", step, state, place)
+
+
+@pytest.mark.parametrize(
+    ("standings", "expected"),
+    [
+        ([], []),
+        ([rank(0), rank(1), rank(2)], []),
+        ([rank(0), rank(1, state="T"), rank(2, step=4)], [1]),
+        ([rank(0), rank(1, state="D"), rank(2)], [1]),
+        ([rank(0, state="T"), rank(1, state="T")], []),  # all of them: a person, or the whole job is frozen
+        ([rank(0), rank(1, step=4), rank(2)], [1]),
+        ([rank(0), rank(1, step=None), rank(2)], []),
+        ([rank(0), rank(1, place=Place.ELSEWHERE), rank(2)], [1]),
+        ([rank(0), rank(1, place=Place.ELSEWHERE), rank(2, place=Place.UNKNOWN)], []),
+        ([rank(0, place=Place.ELSEWHERE), rank(1, place=Place.ELSEWHERE)], []),
+    ],
+)
+def test_who_is_behind(standings, expected):
+    assert [item.rank for item in behind(standings)] == expected
+
+
+SCRIPT = """
+import sys, threading
+from ezpz_elastic import progress
+def stuck():
+    print("here", flush=True)
+    threading.Event().wait()
+progress(1)
+stuck()
+"""
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    progress.create(tmp_path / "progress")
+    env = {
+        **os.environ,
+        progress.PROGRESS_FILE: str(tmp_path / "progress"),
+        stacks.STACKS_FILE: str(tmp_path / "answer"),
+    }
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, tmp_path / "script.py"], env=env, stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        assert made.stdout.readline() == b"here\n"
+        yield made
+        made.kill()
+
+
+def test_a_process_answers_by_signal_where_py_spy_cannot_be_had(process, tmp_path, monkeypatch):
+    monkeypatch.setattr(stacks, "_by_spy", lambda pid: "")
+    seen = look(process.pid, tmp_path / "answer")
+    assert seen.place is Place.ELSEWHERE
+    assert "in stuck" in seen.text
+    assert seen.frame.startswith("File ")
+    assert process.poll() is None
+
+
+def test_a_process_that_answers_nothing_is_left_alone_and_the_kernel_still_tells(tmp_path, monkeypatch):
+    monkeypatch.setattr(stacks, "_by_spy", lambda pid: "")
+    with subprocess.Popen(["sleep", "100"]) as made:
+        seen = look(made.pid, tmp_path / "answer")
+        assert (seen.place, made.poll()) == (Place.UNKNOWN, None)
+        assert "waits in" in seen.text
+        made.kill()
+
+
+def test_a_stopped_process_is_seen_as_stopped(process, tmp_path):
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    assert look(process.pid, tmp_path / "answer").state == "T"
+
+
+def test_a_process_that_is_gone_has_no_state(tmp_path):
+    with subprocess.Popen(["true"]) as made:
+        made.wait()
+    assert look(made.pid, tmp_path / "answer").state == ""
