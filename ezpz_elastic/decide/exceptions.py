@@ -47,6 +47,7 @@ _CERTAIN_TYPES = frozenset({"SyntaxError", "IndentationError", "ModuleNotFoundEr
 # errno -> cause where a checkpoint frame is near, cause elsewhere (None: a broken connection, i.e. a cascade)
 _ERRNOS: dict[int, tuple[Cause | None, Cause | None]] = {
     5: (Cause.STORAGE, Cause.STORAGE),
+    11: (Cause.WORKER_EXIT, Cause.WORKER_EXIT),
     12: (Cause.OOM_HOST, Cause.OOM_HOST),
     13: (Cause.QUOTA, Cause.USER_EXCEPTION),
     28: (Cause.STORAGE, Cause.STORAGE),

@@ -26,6 +26,7 @@ _MENTION = re.compile(
     re.I,
 )
 """Words before a signature's text that make the line a story about something else."""
+_PROGRESS_BAR = re.compile(r"[^\n]{0,300}?\d/\d{1,12} \[[^\]\n]{0,80}(?:it/s|s/it)[^\]\n]{0,200}\] ?")
 _LIBRARY_FRAME = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<")
 
 
@@ -182,10 +183,13 @@ class Matcher:
 def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:
     """Where the signature's text stands in a line, unless the line only quotes it."""
     ahead = len(text) - len(prefix.rest)
+    bar = _PROGRESS_BAR.match(text, ahead)
+    if bar is not None:  # a progress bar has no end of line: what was printed next stands behind it
+        ahead = bar.end()
     found = signature.regex.search(text)
     place = -1 if found is None else found.start()
     if found is None or (signature.entry.anchored and place > ahead):
-        found = signature.regex.search(prefix.rest)
+        found = signature.regex.search(text[ahead:])
         place = -1 if found is None else ahead + found.start()
     if found is None or (signature.entry.anchored and place > ahead):
         return None

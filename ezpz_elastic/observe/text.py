@@ -21,7 +21,9 @@ _STAMP = (
 _PREFIX = re.compile(
     r"[ \t]{0,8}(?:"
     r"(?:\^C){1,8}"
-    r"|\[(?:stderr|stdout|err|out|mpiexec|mpirun|srun)\] ?|(?:stderr|stdout): ?"
+    r"|[^\x00-\x7f]{1,64}"  # bytes that are no text
+    r"|\[(?:stderr|stdout|err|out|mpiexec|mpirun|srun|E|ERR|ERROR|F|FATAL|CRITICAL)\] ?"
+    r"|(?:stderr|stdout|mpiexec|mpirun|palsd)(?:\[\d{1,9}\])?: ?"
     r"|\[rank(?P<rank>\d{1,7})\]:? ?"
     r"|\[?[Rr]ank[ =]?(?P<named>\d{1,7})\]?: "
     r"|\[default(?P<local>\d{1,5})\]:? ?"

@@ -19,9 +19,9 @@ tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 __all__ = ["PLACEHOLDERS", "ContextEntry", "Entry", "Inherit", "SignatureError", "expand", "read_file"]
 
 PLACEHOLDERS = {
-    "{host}": r"(?<![\w.\-])(?P<host>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?)",
-    "{hosts}": r"(?<![\w.\-])(?P<host>[A-Za-z0-9][\w.\-\[\],]{0,400}[\w\]])",
-    "{reporter}": r"(?<![\w.\-])(?P<reporter>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?)",
+    "{host}": r"(?<![A-Za-z0-9_.\-])(?P<host>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?)",
+    "{hosts}": r"(?<![A-Za-z0-9_.\-])(?P<host>[A-Za-z0-9][\w.\-\[\],]{0,400}[\w\]])",
+    "{reporter}": r"(?<![A-Za-z0-9_.\-])(?P<reporter>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?)",
     "{peer}": r"\[?(?P<peer>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?|[0-9a-fA-F:]{2,45})\]?",
     "{rank}": r"(?P<rank>\d{1,7})",
     "{task}": r"(?P<task>\d{1,7})",
