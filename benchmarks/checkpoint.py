@@ -11,7 +11,6 @@ The state is an even mix of large and small parameters with their Adam moments, 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
 import sys
@@ -196,7 +195,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--where", action="append", help="directory to write in; may be repeated")
     args = parser.parse_args()
-    places = args.where or [os.getcwd(), "/dev/shm"]
+    places = args.where or [str(Path.cwd()), "/dev/shm"]
     outcome = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as scratch:
         rendezvous = str(Path(scratch) / "store")

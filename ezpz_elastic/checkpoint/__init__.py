@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from ezpz_elastic.checkpoint.filesystem import StripedWriter
     from ezpz_elastic.checkpoint.manager import CheckpointManager
     from ezpz_elastic.checkpoint.reader import VerifiedReader
+    from ezpz_elastic.checkpoint.tree import PerRank
 
 __all__ = [
     "CheckpointError",
     "CheckpointManager",
     "CorruptCheckpoint",
     "NoUsableCheckpoint",
+    "PerRank",
     "SaveFailed",
     "SaveHandle",
     "StripedWriter",
@@ -39,6 +41,7 @@ _HOMES = {
     "CheckpointManager": "manager",
     "CorruptCheckpoint": "errors",
     "NoUsableCheckpoint": "errors",
+    "PerRank": "tree",
     "SaveFailed": "errors",
     "SaveHandle": "background",
     "StripedWriter": "filesystem",

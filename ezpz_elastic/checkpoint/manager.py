@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ezpz_elastic.checkpoint import facts, layout, preflight, steps
+from ezpz_elastic.checkpoint import facts, layout, manifest, preflight, steps
 from ezpz_elastic.checkpoint.background import SaveHandle, connection
 from ezpz_elastic.checkpoint.errors import FailureKind, NoSpace, NoUsableCheckpoint, RanksFailed, Superseded
 from ezpz_elastic.checkpoint.owner import Owner
@@ -48,6 +48,8 @@ class CheckpointManager:
             number is the stripe count of every shard; without effect elsewhere than on Lustre.
         threads: files that each rank writes at the same time.
         preflight: refuse a save that has no room before its first byte, instead of when the disk is full.
+        read_only: only restore: no claim to the directory, so that a job that writes there is not disturbed; damaged
+            steps are passed over and stay where they are.
         fence: tells whether this process's elastic round is still the current one; asked right before a commit.
         process_group: the ranks; ``None`` for the default group.
         timeout: how long an asynchronous save waits for another rank; torch's default for collectives.
@@ -66,6 +68,7 @@ class CheckpointManager:
         striping: str | int = "auto",
         threads: int = 1,
         preflight: bool = True,
+        read_only: bool = False,
         fence: Callable[[], bool] | None = None,
         process_group: Any = None,
         timeout: timedelta = timedelta(minutes=30),
@@ -87,6 +90,7 @@ class CheckpointManager:
         self._group = process_group
         self._striping = striping
         self._preflight = preflight
+        self._read_only = read_only
         self._owner = Owner(self.directory, fence, environ, self._create)
         self._trash = Trash(self.directory)
         self._buffers = HostBuffers()
@@ -219,6 +223,21 @@ class CheckpointManager:
                 return path
         return None
 
+    def meta(self, step: int | None = None) -> dict[str, Any]:
+        """What was remembered with a step; no rank talks to another.
+
+        Args:
+            step: which; the newest whole one if ``None``.
+
+        Raises:
+            UsageError: there is no such step.
+            CorruptCheckpoint: its manifest is damaged.
+        """
+        path = self.latest() if step is None else layout.step_path(self.directory, step)
+        if path is None or not path.is_dir():
+            raise UsageError(f"no step {'at all' if step is None else step} in {self.directory}")
+        return dict(manifest.read(path).meta)
+
     def close(self) -> None:
         """Finish what runs in the background and give up the directory; raises like ``wait``."""
         try:
@@ -235,6 +254,8 @@ class CheckpointManager:
         return StorePeers(self._store, peers.rank, peers.world, f"ezpz-checkpoint/{nonce}", self._timeout)
 
     def _request(self, step: int, meta: Mapping[str, Any] | None) -> Request:
+        if self._read_only:
+            raise UsageError(f"{self.directory} was opened read-only", expected="a manager without read_only=True")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise UsageError(f"step is {step!r}", expected="an integer, 0 or more")
         remembered = dict(meta or {})
@@ -290,7 +311,10 @@ class CheckpointManager:
                 seconds=round(sum(saved.seconds.values()), 6),
                 parts={name: round(value, 6) for name, value in saved.seconds.items()},
             )
-            self._prune()
+            try:
+                self._prune()
+            except OSError as error:  # the step is durable; the next save prunes again
+                _log.warning("old steps in %s were not removed: %s", self.directory, error)
 
     def _prune(self) -> None:
         found = self._inspect()
@@ -308,9 +332,11 @@ class CheckpointManager:
         """
 
         def look(_answers: list[None]) -> list[Any]:
-            if self.directory.is_dir() and self._owner.claim():
+            if not self._read_only and self.directory.is_dir() and self._owner.claim():
                 steps.recover(self.directory, self._trash)
             for step, path in layout.steps(self.directory):
+                if path.name in {name for name, _ in rejected}:
+                    continue  # read only: it stayed where it is
                 state = steps.inspect(step, path)
                 if state.kind is not StepKind.BROKEN:
                     return [state] * peers.world
@@ -340,6 +366,10 @@ class CheckpointManager:
         all_reduce(peers, f"quarantining {state.path}", lambda: None, move)
 
     def _quarantine(self, state: StepState, reason: str, rejected: list[tuple[str, str]]) -> None:
+        if self._read_only:
+            _log.warning("checkpoint %s does not verify and is passed over: %s", state.path, reason)
+            rejected.append((state.path.name, reason))
+            return
         target = steps.quarantine(state.step, state.path, reason, self._trash, self._create)
         rejected.append((target.name, reason))
         facts.tell("checkpoint_quarantined", step=state.step, path=str(target), reason=reason)

@@ -29,6 +29,23 @@ __all__ = ["ShardFile", "VerifiedReader"]
 DIRECT = 1 << 20
 
 
+# What unpickling and torch's archive reader raise on bytes that are not what they should be.
+_UNDECODABLE = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    TypeError,
+)
+
+
+def _cannot(error: Exception) -> str:
+    return f"cannot be decoded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no text'}"
+
+
 class ShardFile:
     """One open shard whose bytes are checked before anybody gets to see them.
 
@@ -196,7 +213,10 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
         known = self._read_manifest()
         entry = next((e for e in known.files if e.name == layout.METADATA), None) if known is not None else None
         if entry is None:
-            return super().read_metadata(*args, **kwargs)
+            try:
+                return super().read_metadata(*args, **kwargs)
+            except _UNDECODABLE as error:
+                raise CorruptCheckpoint(str(Path(self.path) / layout.METADATA), _cannot(error)) from error
         path = Path(self.path) / layout.METADATA
         try:
             body = path.read_bytes()
@@ -246,7 +266,7 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
                 continue
             target = planner.resolve_tensor(request).detach()
             if not self._read_direct(shard, request, info, target):
-                stored = torch.load(self._decode(shard, request, info), map_location="cpu", weights_only=True)
+                stored = self._load(shard, request, info)
                 part = narrow_tensor_by_index(stored, request.storage_offsets, request.lengths)
                 if part.size() != target.size():
                     raise CorruptCheckpoint(
@@ -255,6 +275,14 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
                     )
                 target.copy_(part)
             planner.commit_tensor(request, target)
+
+    def _load(self, shard: ShardFile, request: Any, info: Any) -> torch.Tensor:
+        try:
+            return torch.load(self._decode(shard, request, info), map_location="cpu", weights_only=True)
+        except _UNDECODABLE as error:
+            if shard.summed:  # these are the bytes that were saved, so the trouble is another
+                raise
+            raise CorruptCheckpoint(str(shard.path), f"{request.storage_index.fqn} {_cannot(error)}") from error
 
     def _decode(self, shard: ShardFile, request: Any, info: Any) -> io.BytesIO:
         raw = io.BytesIO(shard.read(info.offset, info.length))

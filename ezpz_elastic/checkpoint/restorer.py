@@ -21,6 +21,7 @@ from ezpz_elastic.checkpoint import tree
 from ezpz_elastic.checkpoint.errors import CheckpointError, FailureKind, RanksFailed
 from ezpz_elastic.checkpoint.peers import Peers, all_reduce
 from ezpz_elastic.checkpoint.reader import VerifiedReader
+from ezpz_elastic.checkpoint.tree import PerRank
 from ezpz_elastic.errors import UsageError
 
 __all__ = ["Damaged", "load_step"]
@@ -55,7 +56,7 @@ def load_step(peers: Peers, path: Path, state: dict[str, Any]) -> None:
     loaded: list[Callable[[], None]] = []
 
     def local() -> None:
-        loaded.append(_load(path, state, peers.rank == 0))
+        loaded.append(_load(path, state, peers.rank))
 
     try:
         all_reduce(peers, f"loading {path}", local, lambda answers: answers)
@@ -72,59 +73,71 @@ def load_step(peers: Peers, path: Path, state: dict[str, Any]) -> None:
         raise
 
 
-def _load(path: Path, state: dict[str, Any], coordinator: bool) -> Callable[[], None]:
+def _load(path: Path, state: dict[str, Any], rank: int) -> Callable[[], None]:
     """Read everything; the returned call hands it to its owners."""
     reader = VerifiedReader(path)
     metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, coordinator)
-    outlines = _outlines(reader, metadata)
+    reader.set_up_storage_reader(metadata, rank == 0)
     values: dict[str, Any] = {}
     wanted: dict[str, Any] = {}
-    for key, value in state.items():
-        outline = outlines.get(key)
-        if outline is None:
-            outline = tree.metadata_tree(metadata, key, integer_keys=isinstance(value, torch.optim.Optimizer))
-        if outline is None:
+    for key, given in state.items():
+        value = given.value if isinstance(given, PerRank) else given
+        name = _name_of(metadata, key, given, rank)
+        outline = _outline(reader, metadata, name, value) if name is not None else None
+        if name is None or outline is None:
             if _is_empty(value):
-                continue
+                continue  # an empty container leaves nothing in a plain DCP directory
             raise UsageError(
-                f"{path} has nothing saved under {key!r}",
-                expected=f"keys among {', '.join(sorted(outlines)) or '(none)'}",
-                hint="restore with the keys that were saved",
+                f"{path} has nothing saved under {key!r}", hint="restore with the keys that were saved, or leave it out"
             )
         wanted[key] = outline
-        values.update(_targets(path, metadata, key, value, outline))
+        values.update(_targets(path, metadata, name, value, outline))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(values, metadata, coordinator)
+    planner.set_up_planner(values, metadata, rank == 0)
     plan = planner.finish_plan(planner.create_global_plan([planner.create_local_plan()])[0])
     reader.read_data(reader.prepare_local_plan(plan), planner).wait()
 
     def hand_over() -> None:
         for key, outline in wanted.items():
-            value = tree.rebuild(outline, values)
-            if isinstance(state[key], Stateful):
-                state[key].load_state_dict(value)
-            else:
-                state[key] = value
+            _give(state, key, tree.rebuild(outline, values))
 
     return hand_over
+
+
+def _give(state: dict[str, Any], key: str, value: Any) -> None:
+    given = state[key]
+    owner = given.value if isinstance(given, PerRank) else given
+    if isinstance(owner, Stateful):
+        owner.load_state_dict(value)
+    elif isinstance(given, PerRank):
+        given.value = value
+    else:
+        state[key] = value
+
+
+def _name_of(metadata: Metadata, key: str, given: Any, rank: int) -> str | None:
+    if not isinstance(given, PerRank):
+        return key
+    whose = tree.rank_with(metadata, key, rank)
+    return tree.rank_name(key, whose) if whose is not None else None
 
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, Mapping) and not value
 
 
-def _outlines(reader: VerifiedReader, metadata: Metadata) -> dict[str, Any]:
-    if tree.OUTLINE not in metadata.state_dict_metadata:
-        return {}
-    info = metadata.storage_data[MetadataIndex(tree.OUTLINE)]
+def _outline(reader: VerifiedReader, metadata: Metadata, name: str, value: Any) -> Any:
+    saved = tree.outline_name(name)
+    if saved not in metadata.state_dict_metadata:
+        return tree.metadata_tree(metadata, name, integer_keys=isinstance(value, torch.optim.Optimizer))
+    info = metadata.storage_data[MetadataIndex(saved)]
     shard = reader.open(info.relative_path)
     try:
         raw = shard.read(info.offset, info.length)
     finally:
         shard.close()
-    (outlines,) = torch.load(io.BytesIO(raw), weights_only=False)
-    return dict(outlines)
+    (outline,) = torch.load(io.BytesIO(raw), weights_only=False)
+    return outline
 
 
 def _targets(path: Path, metadata: Metadata, key: str, value: Any, outline: Any) -> dict[str, Any]:

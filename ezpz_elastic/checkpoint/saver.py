@@ -107,6 +107,7 @@ class Save:
         self._planning = Planning(tools.plans, self._writer)
         self._data: Any = self._planning.planner
         self._plan: Any = None
+        self._stage_error: Exception | None = None
         self.nonce = ""
         self.seconds: dict[str, float] = {}
 
@@ -124,7 +125,7 @@ class Save:
 
         try:
             part, self.nonce = self._agree(
-                peers, "planning", lambda: self._planning.propose(tree.describe(state), peers.rank), divide
+                peers, "planning", lambda: self._planning.propose(tree.describe(state, peers.rank), peers.rank), divide
             )
         except BaseException:
             self._tools.plans.signature = None  # ranks may have got differently far
@@ -134,9 +135,15 @@ class Save:
         self.seconds["plan"] = time.monotonic() - began
 
     def stage(self, buffers: HostBuffers) -> None:
-        """Copy this rank's part to the host; the state may change from here on."""
+        """Copy this rank's part to the host; the state may change from here on.
+
+        What goes wrong (a value that cannot be pickled, no memory) is kept for ``write``, where every rank hears of it.
+        """
         began = time.monotonic()
-        self._data = buffers.stage(self._data, self._plan.items)
+        try:
+            self._data = buffers.stage(self._data, self._plan.items)
+        except Exception as error:
+            self._stage_error = error
         self.seconds["stage"] = time.monotonic() - began
 
     def write(self, peers: Peers) -> Saved:
@@ -151,6 +158,8 @@ class Save:
         began = time.monotonic()
 
         def local() -> Any:
+            if self._stage_error is not None:
+                raise self._stage_error
             written = self._writer.write_data(self._plan, self._data)
             written.wait()
             return written.value()

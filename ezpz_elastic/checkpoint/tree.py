@@ -2,7 +2,7 @@
 
 DCP flattens nested containers to dotted names and forgets what they were: integer keys come back as strings, empty
 containers and subclasses of ``dict`` (a scheduler's ``Counter``, say) do not come back at all. So an *outline* of the
-state is saved beside the leaves, under one name that plain ``dcp.load`` never asks for; with it,
+state is saved beside the leaves, under names that plain ``dcp.load`` never asks for; with it,
 what comes back equals what went in. A directory without an outline (plain DCP) is rebuilt from DCP's own paths.
 """
 
@@ -16,7 +16,20 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
-__all__ = ["OUTLINE", "Leaf", "describe", "leaves_of", "metadata_tree", "rebuild", "state_dict_of"]
+__all__ = [
+    "Leaf",
+    "PerRank",
+    "describe",
+    "find",
+    "leaves_of",
+    "metadata_tree",
+    "outline_name",
+    "placeholder",
+    "rank_name",
+    "rank_with",
+    "rebuild",
+    "state_dict_of",
+]
 
 OUTLINE = "__ezpz_outline__"
 
@@ -60,17 +73,55 @@ def _outline(value: Any, name: str) -> Any:
     return {key: _outline(entry, f"{name}.{key}") for key, entry in value.items()}
 
 
-def describe(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state as DCP takes it, outline included.
+class PerRank:
+    """Marks a value of the state that differs from rank to rank: a random state, a position in the data.
+
+    DCP takes values of the same name for the same value and keeps one; these are kept under a name per rank. On another
+    number of ranks, a rank that has none of its own gets one of those there are, in turn.
 
     Args:
-        state: the caller's: modules, optimizers, ``Stateful``s, tensors, plain values.
+        value: what ``save`` takes; replaced by ``restore`` unless it is loaded in place.
     """
-    described = {key: state_dict_of(value) for key, value in state.items()}
-    outlines = {key: _outline(value, key) for key, value in described.items()}
-    # A tuple, because DCP stores one as it is while it would open a dict.
-    described[OUTLINE] = (outlines,)
-    return described
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def rank_name(key: str, rank: int) -> str:
+    """The name under which rank ``rank`` keeps its ``PerRank`` value."""
+    return f"{key}@{rank}"
+
+
+def outline_name(key: str) -> str:
+    """The name under which the outline of ``key`` is kept."""
+    return f"{OUTLINE}.{key}"
+
+
+def describe(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """The state as DCP takes it, outlines included.
+
+    Args:
+        state: the caller's: modules, optimizers, ``Stateful``s, tensors, plain values, any of them ``PerRank``.
+        rank: of this process.
+    """
+    described = {}
+    for key, value in state.items():
+        if isinstance(value, PerRank):
+            described[rank_name(key, rank)] = state_dict_of(value.value)
+        else:
+            described[key] = state_dict_of(value)
+    # Tuples, because DCP stores one as it is while it would open a dict.
+    outlines = {outline_name(key): (_outline(value, key),) for key, value in described.items()}
+    return {**described, **outlines}
+
+
+def rank_with(metadata: Metadata, key: str, rank: int) -> int | None:
+    """Whose ``PerRank`` value ``rank`` is to get; ``None`` if there is none."""
+    start = outline_name(f"{key}@")
+    there = sorted(int(n.removeprefix(start)) for n in metadata.state_dict_metadata if n.startswith(start))
+    if not there:
+        return None
+    return rank if rank in there else there[rank % len(there)]
 
 
 def leaves_of(outline: Any) -> list[str]:

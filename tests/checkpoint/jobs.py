@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ezpz_elastic.checkpoint import CheckpointManager, SaveFailed
+from ezpz_elastic.checkpoint import CheckpointManager, PerRank, SaveFailed
 
 
 def sharded(world: int, fill: float) -> dict:
@@ -155,15 +155,14 @@ def train_beside(rank: int, world: int, directory: str) -> dict[str, Any]:
     handle = manager.save_async(1, {f"weights.{rank}": weights} if world > 1 else {})
     weights.fill_(-1.0)  # the save has its own copy
     total = torch.ones(1)
-    rounds = 0
-    while not handle.done() or rounds < 50:
+    rounds, running = 0, 1.0
+    while running or rounds < 20:  # decided by a collective, so every rank leaves in the same round
         dist.all_reduce(total)
         total /= world
         rounds += 1
         going = torch.tensor([0.0 if handle.done() else 1.0])
         dist.all_reduce(going)
-        if going.item() == 0.0:
-            break
+        running = going.item()
     manager.wait()
     back = {f"weights.{rank}": torch.zeros(1 << 20)}
     manager.restore(back)
@@ -173,3 +172,17 @@ def train_beside(rank: int, world: int, directory: str) -> dict[str, Any]:
         "same": bool(torch.equal(back[f"weights.{rank}"], torch.full((1 << 20,), float(rank)))),
         "seconds": handle.seconds,
     }
+
+
+def save_own(rank: int, _world: int, directory: str) -> None:
+    """Every rank saves something of its own."""
+    state = {"position": PerRank({rank: rank * 10, "seen": {}}), "noise": PerRank(torch.full((4,), float(rank)))}
+    CheckpointManager(directory).save(1, state)
+
+
+def restore_own(_rank: int, _world: int, directory: str) -> tuple[Any, list[float]]:
+    """What a rank gets back of its own."""
+    noise = torch.zeros(4)
+    state = {"position": PerRank(None), "noise": PerRank(noise)}
+    CheckpointManager(directory).restore(state)
+    return state["position"].value, noise.tolist()

@@ -303,3 +303,55 @@ def test_facts_reach_the_file_the_agent_reads(tmp_path: Path, monkeypatch: pytes
         ("checkpoint_restored", 2),
         ("span", "load"),
     ]
+
+
+def test_meta_comes_back(tmp_path: Path) -> None:
+    manager, _ = saved_run(tmp_path)
+    assert manager.meta() == {"tokens": 300}
+    assert manager.meta(2) == {"tokens": 200}
+    with pytest.raises(UsageError, match="no step 9"):
+        manager.meta(9)
+
+
+@pytest.mark.parametrize("damage", [truncate_shard, delete_shard, flip_in_metadata], ids=lambda damage: damage.__name__)
+def test_a_damaged_plain_dcp_directory_falls_back_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    _, history = saved_run(tmp_path)
+    training = Training()
+    dcp.save({"model": training.model}, checkpoint_id=tmp_path / "step-8")
+    if damage is flip_in_metadata:
+        (tmp_path / "step-8/.metadata").write_bytes(b"\x80\x04no pickle")
+    else:
+        damage(tmp_path / "step-8")
+    fresh = Training(seed=4)
+    assert CheckpointManager(tmp_path).restore({"model": fresh.model}) == 3
+    assert torch.equal(fresh.model[0].weight, history[3]["model.0.weight"])
+    assert (tmp_path / "step-8.corrupt/reason.txt").exists()
+
+
+def test_a_reader_beside_a_writing_job_disturbs_nothing(tmp_path: Path) -> None:
+    writer = CheckpointManager(tmp_path)
+    training = Training()
+    for step in (1, 2):
+        training.step()
+        writer.save(step, training.state())
+    flip_in_the_middle(tmp_path / "step-2")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    reader = CheckpointManager(tmp_path, read_only=True)
+    assert reader.restore(Training(seed=1).state()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    with pytest.raises(UsageError, match="read-only"):
+        reader.save(3, training.state())
+    flip_in_the_middle(tmp_path / "step-1")
+    with pytest.raises(NoUsableCheckpoint, match=r"step-2: .*step-1: "):
+        reader.restore(Training(seed=1).state())
+
+
+def test_a_value_that_cannot_be_pickled_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, {"n": 1})
+    with pytest.raises(SaveFailed, match="cannot pickle"):
+        manager.save(2, {"n": (value for value in ())})
+    manager.save_async(3, {"n": (value for value in ())})
+    with pytest.raises(SaveFailed, match="cannot pickle"):
+        manager.wait()
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]

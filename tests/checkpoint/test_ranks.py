@@ -60,3 +60,13 @@ def test_a_rank_killed_in_a_save_leaves_the_step_before(tmp_path: Path, point: i
     assert (tmp_path / "step-2.partial").exists()
     assert run_ranks(2, jobs.restore, str(tmp_path)) == [(1, 1, True), (1, 1, True)]
     assert not (tmp_path / "step-2.partial").exists()
+
+
+def test_what_differs_from_rank_to_rank_comes_back_to_its_rank_and_in_turn_to_new_ones(tmp_path: Path) -> None:
+    run_ranks(2, jobs.save_own, str(tmp_path))
+
+    def own(rank: int) -> tuple[object, list[float]]:
+        return {rank: rank * 10, "seen": {}}, [float(rank)] * 4
+
+    assert run_ranks(2, jobs.restore_own, str(tmp_path)) == [own(0), own(1)]
+    assert run_ranks(3, jobs.restore_own, str(tmp_path)) == [own(0), own(1), own(0)]
