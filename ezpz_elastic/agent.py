@@ -40,6 +40,7 @@ from ezpz_elastic.events import EventRelay
 from ezpz_elastic.ledger import say
 from ezpz_elastic.observe.exits import ExitWatch, last_step
 from ezpz_elastic.observe.hang import StepClock
+from ezpz_elastic.observe.oom import KernelLog, OomWatch, counter_of
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.process_tree import Guard, stop_all
 from ezpz_elastic.reporter import Reporter
@@ -93,6 +94,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._scratch = Path(tempfile.mkdtemp(prefix="ezpz-agent-"))
         self._tag = handler.member.id
         self._clock = StepClock(settings.hang_timeout, settings.startup_timeout)
+        self._kernel_log = KernelLog()
+        self._oom = OomWatch(counter_of(), self._kernel_log)
         self._console = Console()
         logs = RoundLogs(arguments.pop("logs_specs"), self._journal.directory, self._scratch, self._tag, self._console)
         logs.prefix_template = arguments.pop("log_line_prefix_template", None)
@@ -235,7 +238,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
     def _run_round(self, seat: Seat) -> Decision:
         """Watch the workers until the round's decision is there, then stop what still runs."""
         number, files = seat.roster.round, self._logs.files
-        exits = ExitWatch(self._pcontext, self._worker_group.workers, files, self._handler.member.host)
+        exits = ExitWatch(self._pcontext, self._worker_group.workers, files, self._handler.member.host, self._oom)
         events = EventRelay(self._journal, number, {rank: item.events for rank, item in files.items()})
         link = self._handler.watch(seat, self._wake)
         ranks = Ranks(self._handler.member.host, self._worker_group.workers, files, self._journal, number)
@@ -322,6 +325,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         if self._warm is not None:
             self._warm.close()
         self._guard.dismiss()
+        self._kernel_log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -34,7 +34,8 @@ class Reporter:
         """A worker has ended; tell of a failure at once, and of success when the last one is done."""
         for item in found:
             if isinstance(item, WorkerExit):
-                self._journal.write("worker_exited", self._round, **msgspec.to_builtins(item))
+                core = exits.dumped_core(item.rank)
+                self._journal.write("worker_exited", self._round, core=core, **msgspec.to_builtins(item))
         if found:
             conclusive = any(isinstance(item, WorkerExit) and item.signal == signal.SIGKILL for item in found)
             self._send(exits, Outcome.FAILED, found, conclusive)

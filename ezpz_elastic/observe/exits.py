@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from ezpz_elastic.decide.evidence import Evidence, WorkerExit
 from ezpz_elastic.observe import progress
 from ezpz_elastic.observe.logs import last_error, last_lines, scan_rank_log
+from ezpz_elastic.observe.oom import OomWatch
 from ezpz_elastic.observe.steps import StepTracker
 from ezpz_elastic.observe.workers import DeathWatch, error_from_file, reap
 from ezpz_elastic.round_logs import WorkerFiles
@@ -40,11 +41,20 @@ class ExitWatch:
         workers: their ranks and pids.
         files: their logs, by local rank.
         host: this host.
+        oom: the kernel's word on memory.
     """
 
     def __init__(
-        self, context: PContext, workers: Sequence[Worker], files: Mapping[int, WorkerFiles], host: str
+        self,
+        context: PContext,
+        workers: Sequence[Worker],
+        files: Mapping[int, WorkerFiles],
+        host: str,
+        oom: OomWatch,
     ) -> None:
+        self._oom = oom
+        self._oom.since()  # kills of an earlier round were that round's
+        self._cores = set[int]()
         self._context, self._workers, self._files, self._host = context, workers, files, host
         self._watches: dict[int, DeathWatch | Forked] = {}
         for worker in workers:
@@ -66,6 +76,9 @@ class ExitWatch:
         if ended.exit_code == 0:
             return []
         files, rank = self._files[local_rank], self._workers[local_rank].global_rank
+        if ended.core:
+            self._cores.add(rank)
+        counted, kill = self._oom.since(), self._oom.of(self._workers[local_rank].id)
         found = WorkerExit(
             host=self._host,
             rank=rank,
@@ -76,7 +89,8 @@ class ExitWatch:
             step=last_step(files),
             error=error_from_file(files.error) or last_error(files.stderr),
             stderr_tail=last_lines(files.stderr, TAIL_LINES),
-            peak_rss_bytes=ended.peak_rss_bytes,
+            peak_rss_bytes=max(ended.peak_rss_bytes or 0, kill.resident_bytes if kill is not None else 0) or None,
+            oom_kills=max(counted or 0, 1) if kill is not None else counted,
         )
         self._failures += 1
         if found.signal == signal.SIGKILL:
@@ -97,6 +111,10 @@ class ExitWatch:
     def failed(self) -> bool:
         """Whether any worker has ended badly."""
         return self._failures > 0
+
+    def dumped_core(self, rank: int) -> bool:
+        """Whether the kernel wrote a core dump of that rank."""
+        return rank in self._cores
 
     def steps(self) -> tuple[int | None, int | None]:
         """The furthest step and the newest durable checkpoint that any local worker has told of."""

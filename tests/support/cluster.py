@@ -43,6 +43,11 @@ class Cluster:
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self.shared_before = set(Path("/dev/shm").iterdir())
 
+    @staticmethod
+    def torchrun() -> str:
+        """The torchrun beside this interpreter."""
+        return shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
+
     def start(
         self,
         host: int,
@@ -57,9 +62,8 @@ class Cluster:
         options: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         """Start the agent of one host."""
-        torchrun = shutil.which("torchrun", path=str(Path(sys.executable).parent)) or "torchrun"
         arguments = [
-            *(command or [torchrun, "--rdzv-backend=ezpz"]),
+            *(command or [self.torchrun(), "--rdzv-backend=ezpz"]),
             f"--rdzv-endpoint={self.endpoint}",
             "--rdzv-id=job",
             f"--nnodes={nnodes}",
