@@ -45,10 +45,10 @@ def counter_of(pid: int | str = "self", root: Path = Path("/")) -> Path | None:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return None
-    groups = {}
+    groups: dict[str, str] = {}
     for line in lines:
-        _, controllers, path = line.split(":", 2)
-        groups[controllers] = path
+        _, controllers, group = line.split(":", 2)
+        groups[controllers] = group
     for mount in mounts:
         left, _, right = mount.partition(" - ")
         kind, _, options = right.split(" ", 2)
