@@ -28,7 +28,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from rendezvous.coordinator import Coordinator, Decider, Ledger
+from rendezvous.coordinator import Coordinator
+from rendezvous.lead import Decider, Ledger
 from rendezvous.links import Heart, RoundLink
 from rendezvous.liveness import Listener, refused
 from rendezvous.records import (
@@ -138,6 +139,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._joined = False
         self._closed = False
         self._left = False
+        self._only_serves = False
         self._heart: Heart | None = None
         self._coordinator: Coordinator | None = None
         self._worker_server: TCPStore | None = None
@@ -256,6 +258,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             if self._server is None:
                 raise RendezvousClosedError(retirement.reason)
             logger.warning("%s was retired (%s); it stays to serve the store", self.member.host, retirement.reason)
+            self._only_serves = True
 
     def retirement(self) -> Retirement | None:
         """The last decision's word on this host, if it took its slot."""
@@ -287,7 +290,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         if self.is_closed():
             raise RendezvousClosedError("the rendezvous was closed")
         key = refusal_key(self.member.id)
-        data = self._store.get(key)
+        data = None if self._only_serves else self._store.get(key)
         if data is None:
             return
         refusal = decode(data, Refusal, key)

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rendezvous.coordinator import BEATS_PER_LEASE, RETRY
+from rendezvous.coordinator import RETRY
+from rendezvous.lead import BEATS_PER_LEASE
 from rendezvous.records import Decision, RecordError, Report, decode_decision, encode
 from rendezvous.replay import decision_key
 from rendezvous.stores import Store, StoreUnavailable

@@ -1,0 +1,213 @@
+"""One term of leadership: everything in the store is applied to a ``Membership``, and its effects are carried out.
+
+All a leader knows comes from the store. When the store was away, everything is read again from its beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rendezvous.liveness import LeaseClock, refused
+from rendezvous.membership import CheckTwin, Decide, Effect, Membership, Open, Refuse, Tick
+from rendezvous.records import (
+    Case,
+    Decision,
+    Gone,
+    JobRecord,
+    Member,
+    Opening,
+    RecordError,
+    Refusal,
+    Report,
+    decode_decision,
+    decode_message,
+    decode_opening,
+    encode,
+)
+from rendezvous.replay import decision_key, opening_key, refusal_key, replay
+from rendezvous.stores import Store, StoreUnavailable
+
+__all__ = ["BEATS_PER_LEASE", "OVERDUE_BEATS", "PROBE_TIMEOUT", "Decider", "Leader", "Ledger", "Probe", "declare_gone"]
+
+logger = logging.getLogger(__name__)
+
+BEATS_PER_LEASE = 10
+"""How often an agent renews its lease within ``lease_ttl``: one lost packet or one slow second must not end it."""
+
+OVERDUE_BEATS = 3
+"""Beats an agent may be late before its port is asked whether it still exists."""
+
+PROBE_TIMEOUT = 0.25
+"""Seconds given to all ports that are asked at once."""
+
+Decider = Callable[[Case], Decision]
+
+Probe = Callable[[Sequence[Member], float], list[Member]]
+"""Which of these members' ports refuse a connection, within so many seconds."""
+
+
+class Ledger(Protocol):
+    """Told about every record this coordinator committed, in order; writes what people read afterwards."""
+
+    def opened(self, opening: Opening) -> None:
+        """A round was opened."""
+
+    def decided(self, case: Case, decision: Decision) -> None:
+        """A round was ended."""
+
+
+def declare_gone(store: Store, member_id: str, host: str, how: str) -> Gone:
+    """Write down that an incarnation is lost; if it lives all the same, it learns that it has to join anew."""
+    refusal = Refusal(member_id, f"{host} was taken for lost ({how})", rejoin=True)
+    store.create(refusal_key(member_id), encode(refusal))
+    gone = Gone(member_id, how)
+    store.append(encode(gone))
+    return gone
+
+
+class Leader:
+    """The coordinator of one term.
+
+    Args:
+        store: a connection of its own.
+        job: what all agents agreed on.
+        member: the agent it belongs to.
+        term: a record of the next term means that another one has taken over.
+        decider: pure function from case to decision.
+        ledger: told what this leader committed.
+        clock: seconds on this host's monotonic clock.
+        probe: asks ports.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: JobRecord,
+        member: Member,
+        term: int,
+        decider: Decider,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+        probe: Probe = refused,
+    ) -> None:
+        self._store, self._job, self._member = store, job, member
+        self._decider, self._ledger, self._now, self._probe = decider, ledger, clock, probe
+        self._ttl = job.lease_ttl
+        self._beat = self._ttl / BEATS_PER_LEASE
+        self._successor = f"coordinator/{term + 1}"
+        self._membership = Membership(job)
+        self._clock = LeaseClock(self._ttl)
+        self._next_beat = 0.0
+        self._cursor = 0
+        self._fresh = False
+        self._malformed: set[str] = set()
+
+    def turn(self) -> bool:
+        """One look at the inbox, the clock and the leases. Returns whether another leader has taken over.
+
+        Raises:
+            StoreUnavailable: nothing is lost; the next turn begins by reading everything again.
+            RecordError: a committed record is malformed.
+        """
+        try:
+            if not self._fresh:
+                self._membership, self._cursor = replay(self._store, self._job, self._now()), 0
+                self._fresh = True
+            return self._turn()
+        except StoreUnavailable:
+            self._fresh = False
+            raise
+
+    def _turn(self) -> bool:
+        now = self._now()
+        deadline = self._membership.deadline(now)
+        until = min(self._next_beat, deadline) if deadline is not None else self._next_beat
+        messages, self._cursor = self._store.read(self._cursor, max(until - now, 0.0))
+        for key, data in messages:
+            self._take(key, data)
+        self._carry_out(self._membership.apply(Tick(), self._now()))
+        if self._now() < self._next_beat:
+            return False
+        self._next_beat = self._now() + self._beat
+        self._look_for_the_lost()
+        return self._store.get(self._successor) is not None
+
+    def _take(self, key: str, data: bytes) -> None:
+        try:
+            message = decode_message(data, key)
+        except RecordError as error:
+            if key not in self._malformed:
+                self._malformed.add(key)
+                logger.error("%s; ignored", error)
+            return
+        if isinstance(message, Report) and message.conclusive and message.round == self._membership.round:
+            # A host that is dying whole may still tell of its first worker's death; then the loss is what happened.
+            member = self._membership.members.get(message.member_id)
+            self._declare_refused([member] if member is not None else [])
+        self._carry_out(self._membership.apply(message, self._now(), more=True))
+
+    def _look_for_the_lost(self) -> None:
+        others = [member for member in self._membership.members.values() if member.id != self._member.id]
+        numbers = self._store.leases([member.id for member in others])
+        ages = self._clock.observe(dict(zip((m.id for m in others), numbers, strict=True)), self._now())
+        for member in others:
+            if ages[member.id] >= self._ttl:
+                self._declare(member, "expired")
+        overdue = [m for m in others if OVERDUE_BEATS * self._beat <= ages[m.id] < self._ttl]
+        unheard = [m for m in self._membership.unheard() if m.id != self._member.id]
+        self._declare_refused(list({m.id: m for m in overdue + unheard}.values()))
+
+    def _declare_refused(self, members: list[Member]) -> None:
+        for member in self._probe(members, PROBE_TIMEOUT):
+            self._declare(member, "refused")
+
+    def _declare(self, member: Member, how: str) -> None:
+        """Write down that a member is lost, so that a later coordinator knows it too."""
+        logger.info("%s is lost (%s)", member.host, how)
+        gone = declare_gone(self._store, member.id, member.host, how)
+        self._carry_out(self._membership.apply(gone, self._now()))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        pending = list(effects)
+        while pending:
+            effect = pending.pop(0)
+            match effect:
+                case Open():
+                    pending += self._commit_opening(effect.opening, None)
+                case Decide():
+                    pending += self._decide(effect)
+                case Refuse():
+                    refusal = Refusal(effect.member_id, effect.reason)
+                    self._store.create(refusal_key(effect.member_id), encode(refusal))
+                case CheckTwin():
+                    self._check_twin(effect)
+
+    def _decide(self, effect: Decide) -> list[Effect]:
+        decision = effect.answer if effect.answer is not None else self._decider(effect.case)
+        if effect.before_start:
+            return self._commit_opening(Opening(decision.round, ended=decision), effect.case)
+        key, mine = decision_key(decision.round), encode(decision)
+        winner = self._store.create(key, mine)
+        if winner == mine:
+            self._ledger.decided(effect.case, decision)
+        return self._membership.apply(decode_decision(winner, decision.round, key), self._now())
+
+    def _commit_opening(self, opening: Opening, case: Case | None) -> list[Effect]:
+        key, mine = opening_key(opening.round), encode(opening)
+        winner = self._store.create(key, mine)
+        if winner == mine:
+            self._ledger.opened(opening)
+            if case is not None and opening.ended is not None:
+                self._ledger.decided(case, opening.ended)
+        return self._membership.apply(decode_opening(winner, opening.round, key), self._now())
+
+    def _check_twin(self, effect: CheckTwin) -> None:
+        if self._probe([effect.old], PROBE_TIMEOUT):
+            self._declare(effect.old, "refused")
+            return
+        old = effect.old
+        reason = f"{old.host} already has an agent in this job (pid {old.pid}); give each agent its own --local-addr"
+        self._store.create(refusal_key(effect.new.id), encode(Refusal(effect.new.id, reason)))
