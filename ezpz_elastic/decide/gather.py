@@ -29,6 +29,8 @@ __all__ = ["Gathered", "gather"]
 _TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
 _TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda"})
 """Emitters whose lines name a rank and the very host it ran on."""
+_LAUNCHERS = frozenset({"pals", "hydra", "openmpi"})
+"""Launchers whose ranks are torchrun's agents, and no ranks of the job, where torchrun speaks in the same log."""
 _TASK_LIMIT = 4096
 _DAY_S = 86400.0
 _REORDER_S = 300.0
@@ -116,19 +118,22 @@ def _sentence(text: str, why: str) -> EvidenceLine:
 def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
     told: list[tuple[int, str]] = []
     tasks: list[tuple[int, str]] = []
-    tasks_are_ranks = True
+    elastic = any(isinstance(item, LogMatch) and item.signature.startswith("torch.elastic") for item in evidence)
     for item in evidence:
         if isinstance(item, WorkerExit):
             told.append((item.rank, item.host))
         elif isinstance(item, LogMatch):
-            tasks_are_ranks = tasks_are_ranks and not item.signature.startswith("torch.elastic")
-            place = item.host if item.emitter in _TELLS_PLACE else item.reporter
-            if item.rank is not None and place is not None:
+            counts = item.emitter in _TELLS_PLACE and not (elastic and item.emitter in _LAUNCHERS)
+            place = item.host if counts else item.reporter
+            if item.rank is not None and place is not None and not (elastic and item.emitter in _LAUNCHERS):
                 told.append((item.rank, place))
             place = item.host if item.emitter == "slurm" else item.reporter
             if place is not None:
                 tasks.extend((task, place) for task in _tasks(item))
-    return HostTable(context, told, tasks, tasks_are_ranks=tasks_are_ranks)
+    ranks = [item.rank for item in evidence if isinstance(item, LogMatch) and item.rank is not None]
+    # more ranks than hosts, and a task number for each host at most: then a task is a host's launcher of ranks
+    per_host = max(ranks, default=0) >= len(context.hosts) > max((task for task, _ in tasks), default=0)
+    return HostTable(context, told, tasks, tasks_are_ranks=not elastic and not per_host)
 
 
 def _tasks(match: LogMatch) -> list[int]:

@@ -73,6 +73,16 @@ def names(verdict: Verdict) -> list[str]:
         (f"1: [rank5]: {ECC}\n", 1, NIDS, 4, "bad_node_known", "device_fault", ["nid002"]),
         (f"nid002: {ECC}\n", 1, NIDS, 4, "bad_node_known", "device_fault", ["nid002"]),
         (f"[rank50]: {ECC}\n", 1, NIDS, 4, "bad_node_blind", "device_fault", []),
+        # more ranks than hosts but a task for each host at most: a task is a host's launcher, and no rank
+        (
+            f"[rank1]: {ECC}\n[rank5]: NCCL communicator was aborted\n"
+            "srun: error: nid002: task 1: Exited with exit code 1\n",
+            1, NIDS, None, "bad_node_blind", "device_fault", [],
+        ),
+        (
+            f"[rank1]: {ECC}\nsrun: error: nid002: task 1: Exited with exit code 1\n",
+            1, NIDS, None, "bad_node_known", "device_fault", ["nid002"],
+        ),
         # torch wraps the error of a rank: the wrapper is printed first and says nothing
         (
             "[rank0]: torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])\n"
