@@ -12,7 +12,7 @@ import msgspec
 
 from ezpz_elastic.decide.context import Context
 from ezpz_elastic.decide.evidence import Evidence, Role
-from ezpz_elastic.decide.exits import survived
+from ezpz_elastic.decide.exits import survived, went_on
 from ezpz_elastic.decide.findings import Finding, Witness, evidence_line
 from ezpz_elastic.decide.gather import Gathered, gather
 from ezpz_elastic.decide.naming import name_hosts
@@ -24,6 +24,7 @@ __all__ = ["Context", "classify"]
 
 _EVIDENCE_LIMIT = 20
 _SET_ASIDE_LIMIT = 40
+_LONG_AFTER_STEPS = 10
 
 
 def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verdict:  # noqa: B008 (frozen)
@@ -41,7 +42,7 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
     stop = from_scheduler(case, exit_code, context)
     if stop is not None:
         return _settled(stop, case, context)
-    primaries, outlived = _split_survived(case, context)
+    primaries, outlived = _split_survived(case, exit_code, context)
     root = choose_root(primaries)
     if root is None and exit_code not in {0, 124, 130, -2} and not is_walltime_kill(case, exit_code):
         root = choose_root(outlived)
@@ -64,10 +65,12 @@ def _effective_exit(case: Gathered, context: Context) -> int | None:
     return inner[-1] if inner and inner[-1] is not None else code
 
 
-def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], list[Finding]]:
+def _split_survived(case: Gathered, exit_code: int | None, context: Context) -> tuple[list[Finding], list[Finding]]:
     """Primaries, apart from those that training outlived: an error that steps follow was handled."""
     primaries = [item for item in case.findings if item.primary]
     handled = survived(case.findings, live=context.live)
+    if exit_code == 0:  # the job ended well, long after: nothing before it was the end of anything
+        handled |= {id(item) for item in primaries if went_on(item, _LONG_AFTER_STEPS)}
     return (
         [item for item in primaries if id(item) not in handled],
         [item for item in primaries if id(item) in handled],
@@ -76,7 +79,7 @@ def _split_survived(case: Gathered, context: Context) -> tuple[list[Finding], li
 
 def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
     """Where nothing primary was said: the cascade lines, as far as they say anything at all."""
-    cascades = [item for item in case.findings if item.role is Role.CASCADE]
+    cascades = [item for item in case.findings if item.role is Role.CASCADE and not went_on(item, _LONG_AFTER_STEPS)]
     killed = [item for item in cascades if item.cause is Cause.WORKER_KILLED]
     broken = [item for item in cascades if item.cause not in {Cause.UNKNOWN, Cause.WORKER_EXIT, Cause.WORKER_KILLED}]
     if broken:

@@ -11,7 +11,7 @@ from ezpz_elastic.decide.findings import Finding
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.verdict import Cause, VerdictKind
 
-__all__ = ["consequent_exits", "last_attempt", "silent_children", "survived", "teardown_kills"]
+__all__ = ["consequent_exits", "last_attempt", "silent_children", "survived", "teardown_kills", "went_on"]
 
 _SURVIVED_STEPS = 2
 """Other ranks may print one more step after a fatal error; several only in an asynchronous pipeline."""
@@ -121,15 +121,16 @@ def survived(findings: Sequence[Finding], *, live: bool) -> set[int]:
         id(item)
         for item in findings
         if _can_be_handled(item)
-        and (_went_on(item) or (live and (item.after or 0) > _OWN_LINES))
+        and (went_on(item) or (live and (item.after or 0) > _OWN_LINES))
         and (live or not any(_ends(record, item) for record in exits))
     }
 
 
-def _went_on(item: Finding) -> bool:
-    if item.step is None or item.last_step is None:
+def went_on(item: Finding, steps: int = _SURVIVED_STEPS) -> bool:
+    """Whether its log shows so many steps after it; a line before the first step counts as step 0."""
+    if item.last_step is None:
         return False
-    return item.last_step - item.step >= _SURVIVED_STEPS
+    return item.last_step - (item.step or 0) >= steps and (item.step is not None or steps > _SURVIVED_STEPS)
 
 
 def _can_be_handled(item: Finding) -> bool:

@@ -50,9 +50,9 @@ def scan_log(
     Raises:
         UsageError: the log cannot be read.
     """
-    path = Path(path)
-    matcher = Matcher(library or load_library(), str(path), rank, host)
-    scanner = Scanner(library or load_library(), matcher.take, matcher.ignored)
+    path, library = Path(path), library or load_library()
+    matcher = Matcher(library, str(path), rank, host)
+    scanner = Scanner(library, matcher.take, matcher.ignored)
     try:
         bulk = _bulk(path)
         stretch = 0

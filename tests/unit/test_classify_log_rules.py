@@ -160,3 +160,9 @@ def test_every_line_is_either_evidence_or_set_aside_with_why(judge) -> None:  # 
 
 def test_a_log_that_names_only_hosts_that_are_gone_says_so(judge) -> None:  # type: ignore[no-untyped-def]
     assert "stale" in judge("srun: error: Node failure on nid099\n").reason
+
+
+def test_a_job_that_went_on_for_long_and_ended_well_is_a_success(judge) -> None:  # type: ignore[no-untyped-def]
+    early = "ping failed on x4610c4s3b0n0: No reply from x4610c4s5b0n0 after 87s\n"
+    assert judge(f"step=5\n{early}step=6\nstep=90\ntraining finished\n", 0, AURORA).kind.value == "success"
+    assert names(judge(f"step=5\n{early}step=6\n", 0, AURORA)) == [AURORA[1]]
