@@ -48,6 +48,7 @@ from ezpz_elastic.round_logs import Handover, RoundLogs
 from ezpz_elastic.signals import StopSignals
 from ezpz_elastic.signatures import load_library
 from ezpz_elastic.stall import Ranks, StallWatch
+from ezpz_elastic.walltime import Walltime, known_deadline
 from ezpz_elastic.warm.client import ServerGone
 from ezpz_elastic.warm.context import WarmContext
 from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
@@ -94,6 +95,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._scratch = Path(tempfile.mkdtemp(prefix="ezpz-agent-"))
         self._tag = handler.member.id
         self._clock = StepClock(settings.hang_timeout, settings.startup_timeout)
+        deadline = known_deadline(settings.deadline, os.environ)
+        self._walltime = Walltime(deadline, settings.margin, settings.nudge == "on")
         self._kernel_log = KernelLog()
         self._oom = OomWatch(counter_of(), self._kernel_log)
         self._console = Console()
@@ -243,6 +246,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         link = self._handler.watch(seat, self._wake)
         ranks = Ranks(self._handler.member.host, self._worker_group.workers, files, self._journal, number)
         stall = StallWatch(ranks, self._clock, seat, self._handler.connection(), exits.finished, self._wake)
+        self._walltime.begin(item.progress for item in files.values())
         reporter = Reporter(self._handler.member, number, link, self._journal)
         try:
             decision = self._watch(exits, events, link, reporter, stall)
@@ -262,7 +266,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self, exits: ExitWatch, events: EventRelay, link: RoundLink, reporter: Reporter, stall: StallWatch
     ) -> Decision:
         leave_at: float | None = None
-        hung = False
+        hung = timed_out = False
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             selector.register(self._handler.listener, selectors.EVENT_READ)
@@ -278,6 +282,9 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
                 if stall.found is not None and not hung:
                     hung = True
                     reporter.hung(exits, stall.found)
+                if not timed_out and self._walltime.over(exits.running()):
+                    timed_out = True
+                    reporter.out_of_time(exits, self._walltime.evidence(self._handler.member.host))
                 for key, _ in selector.select(LOOK):
                     if key.fileobj is self._handler.listener:
                         self._handler.listener.drain()
@@ -286,6 +293,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
                     elif leave_at is None:
                         found = exits.collect(key.data, selector)
                         self._console.copy()  # the worker's own last words come before ours
+                        if not found and exits.finished() and self._walltime.told:
+                            continue  # they have saved and ended because they were told to: that is no success
                         reporter.ended(exits, found)
                     else:
                         selector.unregister(key.fileobj)  # our own stop is never evidence

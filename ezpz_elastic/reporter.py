@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, IdleTimeout, WorkerExit
+from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, IdleTimeout, LogMatch, WorkerExit
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.observe.exits import ExitWatch
 from rendezvous.links import RoundLink
@@ -45,6 +45,10 @@ class Reporter:
     def hung(self, exits: ExitWatch, found: IdleTimeout) -> None:
         """Nobody makes progress. All ranks of the job have been compared, so this need not wait for other reports."""
         self._send(exits, Outcome.FAILED, [found], True)
+
+    def out_of_time(self, exits: ExitWatch, found: LogMatch) -> None:
+        """The allocation ends. Other hosts report the same, so nobody is stopped while others still save."""
+        self._send(exits, Outcome.INTERRUPTED, [found], False)
 
     def interrupted(self, signum: int, exits: ExitWatch) -> None:
         """This agent itself was told to stop."""

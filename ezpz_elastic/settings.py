@@ -24,6 +24,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         grace: how long workers get between SIGTERM and SIGKILL; ``None``: torchrun's ``--shutdown-timeout``.
         startup_timeout: how long the first step may take; 0 is off.
         hang_timeout: how long a step may take; 0 is off, ``None``: learned from the run's own steps.
+        deadline: when the allocation ends, seconds since the epoch; ``None``: as Slurm tells, else never.
+        margin: how long before the deadline workers are told to save.
+        nudge: whether workers get SIGUSR1 as well when they are told, ``on`` or ``off``.
         on_blind: what to do when a host is probably at fault and nothing says which.
         machine: a machine's name, or ``auto``.
         run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
@@ -44,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace: float | None = None
     startup_timeout: float = 0.0
     hang_timeout: float | None = None
+    deadline: float | None = None
+    margin: float = 120.0
+    nudge: str = "off"
     on_blind: str = "suspect"
     machine: str = "auto"
     run_dir: str | None = None
@@ -66,6 +72,8 @@ _CHOICES = {
     "store": ("tcp", "etcd"),
     "on_blind": ("suspect", "rotate", "never"),
     "warm": ("on", "off"),
+    "nudge": ("on", "off"),
+    "nudge": ("on", "off"),
     "keep": ("on", "off"),
     "grow": ("next", "now"),
 }

@@ -108,6 +108,10 @@ class ExitWatch:
         """Whether all workers have ended."""
         return not self._running
 
+    def running(self) -> list[int]:
+        """Pids of the workers that have not ended."""
+        return [worker.id for worker in self._workers if worker.local_rank in self._running]
+
     def failed(self) -> bool:
         """Whether any worker has ended badly."""
         return self._failures > 0

@@ -1,7 +1,8 @@
 """How far a worker has come: one small memory-mapped file per worker, written by the script, read by its agent.
 
-Three 64-bit counters: the last step, the last step of which a checkpoint is durable, and the number of calls.
-Writing one is a store into mapped memory, so a training loop can afford it at every step.
+Four 64-bit numbers: the last step, the last step of which a checkpoint is durable, the number of calls, and whether
+the agent asks for a checkpoint now. Writing one is a store into mapped memory, so a training loop can afford it at
+every step.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import BinaryIO
 
 import msgspec
 
-__all__ = ["PROGRESS_FILE", "Progress", "create", "durable", "progress", "read"]
+__all__ = ["PROGRESS_FILE", "Progress", "create", "durable", "progress", "read", "tell"]
 
 PROGRESS_FILE = "EZPZ_PROGRESS_FILE"
 """Environment variable by which an agent tells its worker where to write."""
 
 _NONE = -1
-_SIZE = 3 * 8
+_SIZE = 4 * 8
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ def read(path: Path) -> Progress:
         data = b""
     if len(data) < _SIZE:
         return Progress(None, None, 0)
-    step, durable_step, calls = memoryview(data[:_SIZE]).cast("q")
+    step, durable_step, calls, _ = memoryview(data[:_SIZE]).cast("q")
     return Progress(None if step == _NONE else step, None if durable_step == _NONE else durable_step, calls)
 
 
@@ -85,18 +86,40 @@ def _answer_with_stacks() -> None:
         faulthandler.register(signal.SIGUSR2, file=_stacks, all_threads=True)
 
 
-def progress(step: int) -> None:
-    """A worker's heartbeat: call it once per training step.
+class _Heartbeat:
+    """``progress(step)``, and ``progress.should_save()``."""
 
-    Args:
-        step: the step that has just been completed.
+    def __call__(self, step: int) -> None:
+        """A worker's heartbeat: call it once per training step.
 
-    Costs less than a microsecond, and nothing at all without an agent.
-    """
-    view = _view if _looked else _counters()
-    if view is not None:
-        view[0] = step
-        view[2] += 1
+        Args:
+            step: the step that has just been completed.
+
+        Costs less than a microsecond, and nothing at all without an agent.
+        """
+        view = _view if _looked else _counters()
+        if view is not None:
+            view[0] = step
+            view[2] += 1
+
+    @staticmethod
+    def should_save() -> bool:
+        """Whether the agent asks for a checkpoint now, because the allocation is about to end; cheap at every step.
+
+        Ranks may come to know of it a step apart: decide on one rank and broadcast, as for every collective decision.
+        """
+        view = _view if _looked else _counters()
+        return view is not None and view[3] != 0
+
+
+progress = _Heartbeat()
+
+
+def tell(path: Path) -> None:
+    """The agent's side of ``should_save``: from now on it is true."""
+    with path.open("r+b") as file:
+        file.seek(3 * 8)
+        file.write((1).to_bytes(8, "little"))
 
 
 def durable(step: int) -> None:

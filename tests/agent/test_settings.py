@@ -33,6 +33,8 @@ def test_the_run_directory_is_named_after_the_run_unless_it_is_given():
         ({"join_timeout": "0"}, "join_timeout=0.0; expected seconds, more than zero"),
         ({"store": "redis"}, "store=redis; expected one of"),
         ({"warm": "maybe"}, "warm=maybe; expected one of on, off"),
+        ({"nudge": "maybe"}, "nudge=maybe; expected one of on, off"),
+        ({"deadline": "-5"}, "deadline=-5.0; expected seconds, zero or more"),
     ],
 )
 def test_a_value_that_cannot_be_is_one_line(conf, words):
