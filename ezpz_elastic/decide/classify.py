@@ -25,6 +25,8 @@ __all__ = ["Context", "classify"]
 _EVIDENCE_LIMIT = 20
 _SET_ASIDE_LIMIT = 40
 _LONG_AFTER_STEPS = 10
+_TRANSIENT_STEPS = 50
+"""More steps than any buffer holds: what was lost before them had come back."""
 
 
 def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verdict:  # noqa: B008 (frozen)
@@ -45,12 +47,14 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
     primaries, outlived = _split_survived(case, exit_code, context)
     root = choose_root(primaries)
     if root is None and exit_code not in {0, 124, 130, -2} and not is_walltime_kill(case, exit_code):
-        root = choose_root(outlived)
+        root, outlived = choose_root(outlived), []
     if root is None and exit_code not in {0, 124, 130, -2}:
         root = _weak_root(case, exit_code)
     if root is None:
         return _settled(from_exit_code(case, exit_code, context), case, context)
-    return _verdict(root, case, context)
+    gone = {id(item) for item in outlived if item is not root}
+    told = [item for item in case.findings if id(item) not in gone]
+    return _verdict(root, told, case, context)
 
 
 def _effective_exit(case: Gathered, context: Context) -> int | None:
@@ -71,6 +75,9 @@ def _split_survived(case: Gathered, exit_code: int | None, context: Context) -> 
     handled = survived(case.findings, live=context.live)
     if exit_code == 0:  # the job ended well, long after: nothing before it was the end of anything
         handled |= {id(item) for item in primaries if went_on(item, _LONG_AFTER_STEPS)}
+    transient = {id(item) for item in primaries if went_on(item, _TRANSIENT_STEPS)}
+    if any(id(item) not in handled | transient for item in primaries):  # something later is left to explain the end
+        handled |= transient
     return (
         [item for item in primaries if id(item) not in handled],
         [item for item in primaries if id(item) in handled],
@@ -90,8 +97,8 @@ def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
     return choose_root(killed or exits)
 
 
-def _verdict(root: Finding, case: Gathered, context: Context) -> Verdict:
-    naming = name_hosts(root, case.findings, case.table)
+def _verdict(root: Finding, told: Sequence[Finding], case: Gathered, context: Context) -> Verdict:
+    naming = name_hosts(root, told, case.table)
     names = ", ".join(host.name for host in naming.hosts)
     about = f" ({names})" if names else ""
     because = f"; {naming.why}" if naming.why else ""

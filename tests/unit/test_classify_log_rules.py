@@ -166,3 +166,10 @@ def test_a_job_that_went_on_for_long_and_ended_well_is_a_success(judge) -> None:
     early = "ping failed on x4610c4s3b0n0: No reply from x4610c4s5b0n0 after 87s\n"
     assert judge(f"step=5\n{early}step=6\nstep=90\ntraining finished\n", 0, AURORA).kind.value == "success"
     assert names(judge(f"step=5\n{early}step=6\n", 0, AURORA)) == [AURORA[1]]
+
+
+def test_a_host_that_came_back_is_not_named_for_what_ended_the_job_later(judge) -> None:  # type: ignore[no-untyped-def]
+    early = "ping failed on x4610c4s3b0n0: No reply from x4610c4s5b0n0 after 87s\n"
+    late = f"{AURORA[2]}: shepherd died from signal 9\n"
+    assert names(judge(f"step=5\n{early}step=6\nstep=900\n{late}", 143, AURORA)) == [AURORA[2]]
+    assert names(judge(f"step=5\n{early}step=6\nstep=900\n", 143, AURORA)) == [AURORA[1]]
