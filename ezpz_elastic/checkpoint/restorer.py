@@ -7,6 +7,7 @@ damaged for every rank, is set aside by one of them, and all go on to the step b
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def load_step(peers: Peers, path: Path, state: dict[str, Any]) -> None:
 
 def _load(path: Path, state: dict[str, Any], rank: int) -> Callable[[], None]:
     """Read everything; the returned call hands it to its owners."""
+    if not path.is_dir():
+        # Not to be taken for a damaged step: on this rank every step would look like that.
+        raise UsageError(
+            f"rank {rank} on {socket.gethostname()} does not see {path}, which rank 0 found",
+            expected="a checkpoint directory on a file system that all ranks share",
+        )
     reader = VerifiedReader(path)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, rank == 0)
@@ -190,10 +197,10 @@ def _like_parameters(
             continue
         parameter = parameters[index]
         for leaf in entries.values():
-            if not isinstance(leaf, tree.Leaf) or existing.get(leaf.name) is not None:
+            if not isinstance(leaf, tuple) or existing.get(leaf[0]) is not None:
                 continue
-            stored = metadata.state_dict_metadata[leaf.name]
+            stored = metadata.state_dict_metadata[leaf[0]]
             if isinstance(stored, TensorStorageMetadata) and stored.size == parameter.size():
                 like = parameter if isinstance(parameter, DTensor) else parameter.detach()
-                made[leaf.name] = torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
+                made[leaf[0]] = torch.empty_like(like, dtype=stored.properties.dtype, requires_grad=False)
     return made

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.stateful import Stateful
 
 __all__ = [
-    "Leaf",
     "PerRank",
     "describe",
     "find",
@@ -33,17 +32,8 @@ __all__ = [
 
 OUTLINE = "__ezpz_outline__"
 
-
-class Leaf:
-    """Stands in an outline for a value that DCP stores under ``name``."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"Leaf({self.name!r})"
+# A leaf of an outline is the name that DCP stores it under, as a tuple of one. DCP never opens a tuple, so there are no
+# others in an outline; and a builtin, unlike a class of ours, can be unpickled where this package is not installed.
 
 
 def state_dict_of(value: Any) -> Any:
@@ -62,7 +52,7 @@ def _is_leaf(value: Any) -> bool:
 
 def _outline(value: Any, name: str) -> Any:
     if _is_leaf(value):
-        return Leaf(name)
+        return (name,)
     if isinstance(value, list):
         return [_outline(entry, f"{name}.{index}") for index, entry in enumerate(value)]
     if isinstance(value, MutableMapping):
@@ -126,8 +116,8 @@ def rank_with(metadata: Metadata, key: str, rank: int) -> int | None:
 
 def leaves_of(outline: Any) -> list[str]:
     """Names of the leaves an outline asks for, in order."""
-    if isinstance(outline, Leaf):
-        return [outline.name]
+    if isinstance(outline, tuple):
+        return [outline[0]]
     if isinstance(outline, Mapping):
         return [name for entry in outline.values() for name in leaves_of(entry)]
     if isinstance(outline, list):
@@ -137,8 +127,8 @@ def leaves_of(outline: Any) -> list[str]:
 
 def rebuild(outline: Any, values: Mapping[str, Any]) -> Any:
     """An outline with its leaves filled in."""
-    if isinstance(outline, Leaf):
-        return values[outline.name]
+    if isinstance(outline, tuple):
+        return values[outline[0]]
     if isinstance(outline, list):
         return [rebuild(entry, values) for entry in outline]
     if isinstance(outline, MutableMapping):
@@ -167,11 +157,11 @@ def metadata_tree(metadata: Metadata, key: str, *, integer_keys: bool) -> Any:
         if str(path[0]) != key:
             continue
         if len(path) == 1:
-            return Leaf(name)
+            return (name,)
         node = root
         for part in path[1:-1]:
             node = node.setdefault(_key(part, integer_keys), {})
-        node[_key(path[-1], integer_keys)] = Leaf(name)
+        node[_key(path[-1], integer_keys)] = (name,)
     return _lists(root, paths_with_lists(paths, key), (key,)) if root else None
 
 
@@ -193,7 +183,7 @@ def _key(part: Any, integer_keys: bool) -> Any:
 
 
 def _lists(node: Any, lists: set[tuple[str, ...]], at: tuple[str, ...]) -> Any:
-    if isinstance(node, Leaf):
+    if isinstance(node, tuple):
         return node
     children = {key: _lists(child, lists, (*at, str(key))) for key, child in node.items()}
     if at in lists:
@@ -219,8 +209,8 @@ def placeholder(metadata: Metadata, name: str, existing: Any) -> Any:
 
 def find(value: Any, outline: Any, found: dict[str, Any]) -> None:
     """Collect into ``found`` what ``value`` has where ``outline`` has leaves."""
-    if isinstance(outline, Leaf):
-        found[outline.name] = value
+    if isinstance(outline, tuple):
+        found[outline[0]] = value
     elif isinstance(outline, Mapping) and isinstance(value, Mapping):
         for key, entry in outline.items():
             if key in value:

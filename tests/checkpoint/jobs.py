@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from ezpz_elastic.checkpoint import CheckpointManager, PerRank, SaveFailed
+from ezpz_elastic.errors import UsageError
 
 
 def sharded(world: int, fill: float) -> dict:
@@ -186,3 +187,15 @@ def restore_own(_rank: int, _world: int, directory: str) -> tuple[Any, list[floa
     state = {"position": PerRank(None), "noise": PerRank(noise)}
     CheckpointManager(directory).restore(state)
     return state["position"].value, noise.tolist()
+
+
+def restore_unseen(rank: int, _world: int, directory: str) -> str:
+    """Rank 1 has another file system under the same name, as with a directory that is local to each host."""
+    if rank == 1:
+        real = Path.is_dir
+        Path.is_dir = lambda path: "/step-" not in str(path) and real(path)  # type: ignore[method-assign]
+    try:
+        CheckpointManager(directory).restore({"weight": torch.zeros(1)})
+    except UsageError as error:
+        return error.line()
+    return "restored"

@@ -111,6 +111,18 @@ def test_a_shard_on_an_inactive_target_is_never_planned(targets: Targets) -> Non
     assert set(entries(targets.root / "ckpts/step-1").values()) == {(2,)}
 
 
+def test_small_files_move_on_as_shards_do(targets: Targets) -> None:
+    for index in (0, 1):
+        targets.fill(index)
+    targets.setup(claims={"0": 1 << 20, "1": 1 << 20})  # they look as if a small file would fit
+    training = trained()
+    manager = CheckpointManager(targets.root / "ckpts")
+    manager.save(1, training.state())
+    for name in (".metadata", "manifest.json", ".complete"):
+        assert targets.target_of(targets.root / "ckpts/step-1" / name) == 2
+    assert manager.restore(Training(width=WIDTH).state()) == 1
+
+
 @pytest.mark.parametrize("refused", ["df", "setstripe", "quota", "project"])
 def test_a_failing_lfs_never_fails_a_save(targets: Targets, caplog: pytest.LogCaptureFixture, refused: str) -> None:
     training = trained()

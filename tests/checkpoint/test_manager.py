@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -355,3 +357,17 @@ def test_a_value_that_cannot_be_pickled_is_told_and_leaves_nothing(tmp_path: Pat
     with pytest.raises(SaveFailed, match="cannot pickle"):
         manager.wait()
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]
+
+
+def test_a_program_without_this_package_reads_and_converts_our_directory(tmp_path: Path) -> None:
+    saved_run(tmp_path)
+    code = (
+        "import sys; sys.modules['ezpz_elastic'] = None\n"
+        "import torch\n"
+        "from torch.distributed.checkpoint.format_utils import dcp_to_torch_save\n"
+        f"dcp_to_torch_save({str(tmp_path / 'step-3')!r}, {str(tmp_path / 'out.pt')!r})\n"
+        f"found = torch.load({str(tmp_path / 'out.pt')!r}, weights_only=False)\n"
+        "print(found['loss'], found['data']['position'], tuple(found['model']['0.weight'].shape))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout.strip() == "1.25 12 (64, 64)", done.stderr

@@ -70,3 +70,12 @@ def test_what_differs_from_rank_to_rank_comes_back_to_its_rank_and_in_turn_to_ne
 
     assert run_ranks(2, jobs.restore_own, str(tmp_path)) == [own(0), own(1)]
     assert run_ranks(3, jobs.restore_own, str(tmp_path)) == [own(0), own(1), own(0)]
+
+
+def test_a_directory_that_only_rank_0_sees_is_the_callers_mistake_and_no_damage(tmp_path: Path) -> None:
+    run_ranks(2, jobs.save_two, str(tmp_path))
+    told = run_ranks(2, jobs.restore_unseen, str(tmp_path))
+    assert told[0] == told[1]
+    assert "rank 1 on" in told[0]
+    assert "does not see" in told[0]
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-1", "step-2"]
