@@ -200,7 +200,7 @@ def test_the_documentation_lists_every_setting_with_its_default() -> None:
             rows.update(dict.fromkeys((name.strip(" `") for name in cells[1].split(",")), cells[2].strip("`")))
     for name, default in zip(Settings.__struct_fields__, Settings.__struct_defaults__, strict=True):
         assert name in rows, f"docs/running.md does not tell of --rdzv-conf {name}"
-        if isinstance(default, float):
+        if isinstance(default, float):  # None is told in words
             assert float(rows[name]) == default, name
         elif default:
             assert rows[name] == default, name
