@@ -19,6 +19,7 @@ from rendezvous.records import (
     JobRecord,
     Member,
     Opening,
+    Outcome,
     RecordError,
     Refusal,
     Report,
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 BEATS_PER_LEASE = 10
 """How often an agent renews its lease within ``lease_ttl``: one lost packet or one slow second must not end it."""
 
-OVERDUE_BEATS = 3
+OVERDUE_BEATS = 2
 """Beats an agent may be late before its port is asked whether it still exists."""
 
 PROBE_TIMEOUT = 0.25
@@ -104,6 +105,7 @@ class Leader:
         self._cursor = 0
         self._fresh = False
         self._malformed: set[str] = set()
+        self._accused_in = 0
 
     def turn(self) -> bool:
         """One look at the inbox, the clock and the leases. Returns whether another leader has taken over.
@@ -147,6 +149,9 @@ class Leader:
             # A host that is dying whole may still tell of its first worker's death; then the loss is what happened.
             member = self._membership.members.get(message.member_id)
             self._declare_refused([member] if member is not None else [])
+        if isinstance(message, Report) and message.outcome is Outcome.FAILED and message.round > self._accused_in:
+            # The round's first failure may be a peer's complaint: whoever has not been heard is asked in this turn.
+            self._accused_in, self._next_beat = message.round, 0.0
         self._carry_out(self._membership.apply(message, self._now(), more=True))
 
     def _look_for_the_lost(self) -> None:

@@ -323,8 +323,7 @@ class Membership:
         self.decision = decision
         self._ledger = decision.ledger
         self._elapsed_base, self._started_at = decision.elapsed, now
-        for retirement in decision.retired:
-            self._retire(retirement, decision)
+        effects = [effect for item in decision.retired for effect in self._retire(item, decision)]
         self._told = {key: item for key, item in self._told.items() if key in self._slots}
         self._grow_since = None
         self._reports, self._heard, self._succeeded, self._lost = {}, set(), set(), {}
@@ -338,23 +337,29 @@ class Membership:
             self._lost = {s.id: self._gone[s.id] for s in self._seats if s is not None and s.id in self._gone}
         else:
             self.phase = Phase.FINISHED
-        return []
+        return effects
 
-    def _retire(self, retirement: Retirement, decision: Decision) -> None:
+    def _retire(self, retirement: Retirement, decision: Decision) -> list[Effect]:
+        """Take a host out of its slot. A later life of it, which holds none, does not learn it from the decision."""
         key = self._keys.get(retirement.host, retirement.host)
         slot = self._slots.pop(key, None)
+        seat = None
         if slot is not None:
-            self._seats[slot] = None
+            seat, self._seats[slot] = self._seats[slot], None
         member_id = self._by_host.get(key)
         if retirement.benched:
             if member_id is not None:
                 self.queue.pop(member_id, None)
                 self.queue[member_id] = self.members[member_id]
-            return
+            return []
         self.retired[key], self.retired_in[key] = retirement, decision.round
         self._evidence[key] = evidence_of(decision)
+        lives = {member.id for member in self._twins.pop(key, [])}
         if member_id is not None:
             self._forget(key, member_id)
+            lives.add(member_id)
+        lives -= self._gone.keys() | ({seat.id} if seat is not None else set())
+        return [Refuse(life, self._why_retired(key)) for life in sorted(lives)]
 
     # -- what follows ------------------------------------------------------------------------------------------------
 

@@ -199,6 +199,17 @@ def test_a_host_that_rebooted_is_not_its_old_self():
     assert story.membership.phase is Phase.RUNNING, "the old life has no word in the new round"
 
 
+def test_a_host_that_rebooted_before_its_loss_was_decided_is_told_that_it_is_retired():
+    story = running(A, B, C)
+    again = member("h0", 1)
+    story.tell(Joined(again))
+    story.tell(Gone(A.id, "refused"))
+    story.pass_time(1)
+    assert story.rosters()[1] == ["h2", "h1"]
+    assert story.refused[again.id] == "h0 was retired in round 1 (lost): gone"
+    assert again.id not in story.membership.members
+
+
 def test_a_round_whose_order_was_carried_out_is_known_to_everybody_from_the_records_alone():
     story = running(A, B, C)
     story.tell(retire(A, 1))
