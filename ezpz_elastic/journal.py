@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-__all__ = ["Journal", "replace_text"]
+__all__ = ["Journal"]
+
+logger = logging.getLogger(__name__)
 
 
 class Journal:
-    """One host's journal, appended and flushed per event; safe to use from several threads.
+    """One host's side of the run directory, appended and flushed per event; safe to use from several threads.
+
+    A disk that cannot be written loses events, never the job: that is told once, and once more when it is over.
 
     Args:
         directory: the run directory.
@@ -28,6 +35,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         self._lock = threading.Lock()
+        self._lost = 0
 
     def write(self, event: str, round_number: int, **fields: object) -> None:
         """Append one event.
@@ -39,21 +47,36 @@ class Journal:
         """
         common = {"ts": time.time(), "host": self._host, "run_id": self._run_id, "round": round_number, "event": event}
         line = msgspec.json.encode({**common, **fields}) + b"\n"
-        with self._lock:
-            self._file.write(line)
+        with self._lock, self._kept():
+            # After a write that failed half-way, a line end first: what is broken stays one line.
+            self._file.write(b"\n" + line if self._lost else line)
 
     def append_line(self, name: str, line: str) -> None:
         """Append one line to a text file of the run directory, in one write."""
-        with self._lock, (self.directory / name).open("ab", buffering=0) as file:
+        with self._lock, self._kept(), (self.directory / name).open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
+
+    def replace(self, name: str, text: str) -> None:
+        """Write a file of the run directory so that a reader sees the old text or the new one, never half of it."""
+        path = self.directory / name
+        temporary = path.with_name(f".{name}.{os.getpid()}")
+        with self._lock, self._kept():
+            temporary.write_text(text)
+            temporary.replace(path)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._lost:
+                logger.warning("cannot write to %s: %s; the job goes on, events are lost", self.directory, error)
+            self._lost += 1
+        else:
+            if self._lost:
+                logger.warning("%s can be written again; %d events were lost", self.directory, self._lost)
+            self._lost = 0
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)

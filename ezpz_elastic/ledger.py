@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
 from ezpz_elastic.decide.verdict import Verdict
-from ezpz_elastic.journal import Journal, replace_text
-from rendezvous.records import Action, Case, Decision, Opening, Retirement
+from ezpz_elastic.journal import Journal
+from rendezvous.records import Action, Case, Decision, Opening, Retirement, Roster
 
 __all__ = ["RunLedger", "say"]
 
@@ -27,25 +28,23 @@ class RunLedger:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._retired: list[Retirement] = []
-        self._last_roster: set[str] = set()
 
-    def opened(self, opening: Opening) -> None:
-        """A round was opened by this coordinator."""
+    def opened(self, opening: Opening, before: Roster | None) -> None:
+        """A round was opened by this coordinator; ``before`` is the last round's roster, whoever opened that."""
         if opening.roster is None:
             return
         hosts = [member.host for member in opening.roster.members]
-        replace_text(self._journal.directory / "active.hostfile", "".join(f"{host}\n" for host in hosts))
+        self._journal.replace("active.hostfile", "".join(f"{host}\n" for host in hosts))
         self._journal.write("round_committed", opening.round, roster=hosts, world_size=opening.roster.world_size())
+        known = {member.host for member in before.members} if before is not None else set(hosts)
         for slot, host in enumerate(hosts):
-            if self._last_roster and host not in self._last_roster:
+            if host not in known:
                 self._journal.write("spare_admitted", opening.round, admitted=host, slot=slot)
                 say(f"round {opening.round}: {host} takes slot {slot}")
-        self._last_roster = set(hosts)
         say(f"round {opening.round}: {opening.roster.world_size()} workers on {', '.join(_few(hosts))}")
 
-    def decided(self, case: Case, decision: Decision) -> None:
-        """A round was ended by this coordinator."""
+    def decided(self, case: Case, decision: Decision, retired: Sequence[Retirement]) -> None:
+        """A round was ended by this coordinator; ``retired`` are the hosts that were out of the job before."""
         verdict = msgspec.json.decode(decision.verdict, type=Verdict | None)
         if verdict is not None:
             self._journal.write("verdict", decision.round, **msgspec.to_builtins(verdict))
@@ -66,10 +65,9 @@ class RunLedger:
             self._retire(decision, retirement)
         say(f"round {decision.round}: decision {decision.action.value}: {decision.reason}")
         if decision.action is not Action.RESTART:
-            self._outcome(decision)
+            self._outcome(decision, [*retired, *decision.retired])
 
     def _retire(self, decision: Decision, retirement: Retirement) -> None:
-        self._retired.append(retirement)
         line = f"{retirement.host}  {retirement.provenance}  attempt={decision.round}"
         self._journal.append_line("bad_nodes.txt", line)
         self._journal.write(
@@ -81,16 +79,16 @@ class RunLedger:
             benched=retirement.benched,
         )
 
-    def _outcome(self, decision: Decision) -> None:
+    def _outcome(self, decision: Decision, retired: Sequence[Retirement]) -> None:
         outcome = {
             "kind": decision.kind,
             "cause": decision.cause,
             "rounds": decision.round,
-            "hosts_retired": [retirement.host for retirement in self._retired],
+            "hosts_retired": [retirement.host for retirement in retired if not retirement.benched],
             "exit_code": decision.exit_code,
             "line": decision.reason,
         }
-        replace_text(self._journal.directory / "outcome.json", msgspec.json.encode(outcome).decode() + "\n")
+        self._journal.replace("outcome.json", msgspec.json.encode(outcome).decode() + "\n")
         self._journal.write("finished", decision.round, **outcome)
 
 

@@ -23,6 +23,8 @@ from rendezvous.records import (
     RecordError,
     Refusal,
     Report,
+    Retirement,
+    Roster,
     decode_decision,
     decode_message,
     decode_opening,
@@ -53,11 +55,11 @@ Probe = Callable[[Sequence[Member], float], list[Member]]
 class Ledger(Protocol):
     """Told about every record this coordinator committed, in order; writes what people read afterwards."""
 
-    def opened(self, opening: Opening) -> None:
-        """A round was opened."""
+    def opened(self, opening: Opening, before: Roster | None) -> None:
+        """A round was opened; ``before`` is the last round's roster."""
 
-    def decided(self, case: Case, decision: Decision) -> None:
-        """A round was ended."""
+    def decided(self, case: Case, decision: Decision, retired: Sequence[Retirement]) -> None:
+        """A round was ended; ``retired`` are the hosts that were out of the job before."""
 
 
 def declare_gone(store: Store, member_id: str, host: str, how: str) -> Gone:
@@ -197,16 +199,16 @@ class Leader:
         key, mine = decision_key(decision.round), encode(decision)
         winner = self._store.create(key, mine)
         if winner == mine:
-            self._ledger.decided(effect.case, decision)
+            self._ledger.decided(effect.case, decision, tuple(self._membership.retired.values()))
         return self._membership.apply(decode_decision(winner, decision.round, key), self._now())
 
     def _commit_opening(self, opening: Opening, case: Case | None) -> list[Effect]:
         key, mine = opening_key(opening.round), encode(opening)
         winner = self._store.create(key, mine)
         if winner == mine:
-            self._ledger.opened(opening)
+            self._ledger.opened(opening, self._membership.roster)
             if case is not None and opening.ended is not None:
-                self._ledger.decided(case, opening.ended)
+                self._ledger.decided(case, opening.ended, tuple(self._membership.retired.values()))
         return self._membership.apply(decode_opening(winner, opening.round, key), self._now())
 
     def _check_twin(self, effect: CheckTwin) -> None:

@@ -35,10 +35,10 @@ class Notes:
         self.openings: list[int] = []
         self.decisions: list[int] = []
 
-    def opened(self, opening: Opening) -> None:
+    def opened(self, opening: Opening, *_: object) -> None:
         self.openings.append(opening.round)
 
-    def decided(self, case: Case, answer: Decision) -> None:
+    def decided(self, case: Case, answer: Decision, *_: object) -> None:
         self.decisions.append(answer.round)
 
 

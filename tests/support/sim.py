@@ -169,10 +169,10 @@ class Notes:
     opened_rounds: list[int] = field(default_factory=list)
     decided_rounds: list[int] = field(default_factory=list)
 
-    def opened(self, opening: Opening) -> None:
+    def opened(self, opening: Opening, *_: object) -> None:
         self.opened_rounds.append(opening.round)
 
-    def decided(self, case: Case, decision: Decision) -> None:
+    def decided(self, case: Case, decision: Decision, *_: object) -> None:
         self.decided_rounds.append(decision.round)
 
 
