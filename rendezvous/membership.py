@@ -120,6 +120,7 @@ class Membership:
         self._twins: dict[str, list[Member]] = {}
         self._keys: dict[str, str] = {}
         self._reports: dict[tuple[str, int], Report] = {}
+        self._underway: dict[str, Report] = {}
         self._heard: set[str] = set()
         self._succeeded: set[str] = set()
         self._lost: dict[str, str] = {}
@@ -276,8 +277,15 @@ class Membership:
         member = self.members.get(report.member_id)
         if self.phase is not Phase.RUNNING or report.round != self.round or member is None:
             return []
+        if not self._holds_slot(member):
+            return []
+        if report.outcome is Outcome.RUNNING:
+            newest = self._underway.get(member.id)
+            if newest is None or newest.seq < report.seq:
+                self._underway[member.id] = report
+            return []
         key = (report.member_id, report.seq)
-        if not self._holds_slot(member) or key in self._reports:
+        if key in self._reports:
             return []
         self._reports[key] = report
         self._heard.add(report.member_id)
@@ -326,7 +334,7 @@ class Membership:
         effects = [effect for item in decision.retired for effect in self._retire(item, decision)]
         self._told = {key: item for key, item in self._told.items() if key in self._slots}
         self._grow_since = None
-        self._reports, self._heard, self._succeeded, self._lost = {}, set(), set(), {}
+        self._reports, self._heard, self._succeeded, self._lost, self._underway = {}, set(), set(), {}, {}
         self._settle_until, self._conclusive, self._opened = None, False, False
         self._forming_since = self._enough_since = None
         if decision.action is Action.RESTART:
@@ -446,7 +454,7 @@ class Membership:
         return Case(
             round=self.round,
             roster=roster,
-            reports=tuple(self._reports.values()),
+            reports=(*self._underway.values(), *self._reports.values()),
             lost=lost,
             spares=tuple(self.queue.values()),
             min_hosts=self.job.min_hosts,

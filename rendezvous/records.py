@@ -70,6 +70,7 @@ class Outcome(str, Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     INTERRUPTED = "interrupted"  # the agent itself was told to stop by a signal
+    RUNNING = "running"  # nothing has ended: a word on how far they are, of which only the newest counts
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -73,7 +73,8 @@ class _Told:
     def __init__(self, case: Case, roster: Roster) -> None:
         self._case, self._roster = case, roster
         self._members = {member.id: member for member in roster.members}
-        self._reports = [r for r in case.reports if r.round == case.round and r.member_id in self._members]
+        self._heard = [r for r in case.reports if r.round == case.round and r.member_id in self._members]
+        self._reports = [report for report in self._heard if report.outcome is not Outcome.RUNNING]
         self._outcomes = {report.member_id: report.outcome for report in self._reports}
         self._lost = {gone.member.host: gone.how for gone in case.lost if gone.member.id in self._members}
         self._notes: list[str] = []
@@ -104,8 +105,8 @@ class _Told:
             min_hosts=self._case.min_hosts,
             max_hosts=self._case.max_hosts,
             elapsed=self._case.elapsed,
-            step=_newest(report.step for report in self._reports),
-            durable_step=_newest(report.durable_step for report in self._reports),
+            step=_newest(report.step for report in self._heard),
+            durable_step=_newest(report.durable_step for report in self._heard),
             lost=tuple(self._lost),
             exit_code=self._exit_code(verdict),
             everywhere=self._everywhere(),

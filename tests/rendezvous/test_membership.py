@@ -102,6 +102,18 @@ def test_reports_of_another_round_or_of_a_spare_are_not_heard():
     assert story.cases == []
 
 
+def test_word_of_progress_settles_nothing_and_is_there_when_a_host_is_lost_without_a_report():
+    story = running(A, B, C)
+    for number, step in enumerate((20, 40)):
+        story.tell(report(A, 1, Outcome.RUNNING, seq=number, durable_step=step))
+    story.pass_time(100.0)
+    assert story.cases == []
+    story.tell(Gone(B.id, "refused"))
+    story.pass_time(1.1)
+    told = story.cases[0].case.reports
+    assert [(item.outcome, item.durable_step) for item in told] == [(Outcome.RUNNING, 40)]
+
+
 def test_a_repeated_message_changes_nothing():
     story = running(A, B)
     failed = report(A, 1)

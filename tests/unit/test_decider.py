@@ -138,6 +138,16 @@ def test_a_host_lost_while_the_next_round_forms_is_replaced_without_any_report()
     assert [r.host for r in decision.retired] == [A.host]
 
 
+def test_a_host_lost_before_anybody_reports_does_not_hide_the_progress_of_its_round() -> None:
+    """The refund of the restart before depends on it: the round saved step 80 and then lost a host."""
+    first = decide(case(report(A, killed(A), step=12, durable=10)))
+    assert first.restarts_left == 2
+    underway = report(A, outcome=Outcome.RUNNING, step=88, durable=80, round=2)
+    second = decide(case(underway, lost=((B, "refused"),), spares=(SPARE,), round=2, ledger=first.ledger))
+    assert (second.cause, second.restarts_left) == ("host_lost", 3)
+    assert verdict_of(second).suspects == ()
+
+
 def test_a_wrong_argument_stops_the_job_at_once_with_the_scripts_exit_code() -> None:
     usage = ("usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --lrr 3")
     reports = [
