@@ -5,6 +5,7 @@
 
 Every round does all variants one after the other, in an order that turns from round to round, so that whatever else
 the machine does hits all of them; only ratios within a round are compared, and the median over the rounds is reported.
+Plain DCP talks between ranks through torch's object collectives, which need numpy: install it to run this.
 The state is an even mix of large and small parameters with their Adam moments, sharded over the ranks (DTensor).
 """
 

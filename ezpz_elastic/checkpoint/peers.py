@@ -12,9 +12,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ezpz_elastic.checkpoint.errors import Failure, RanksFailed, failure_of
+from ezpz_elastic.checkpoint.memory import bytes_of, tensor_of
 
 __all__ = ["Alone", "GroupPeers", "Peers", "StorePeers", "all_reduce", "foreground"]
 
@@ -54,6 +56,8 @@ class Alone:
 class GroupPeers:
     """Over a process group that the caller shares with nobody for the moment.
 
+    Plain collectives on bytes: torch's own for objects need numpy, which torch does not bring.
+
     Args:
         group: the group; ``None`` for the default one.
     """
@@ -63,18 +67,52 @@ class GroupPeers:
         self.rank = int(dist.get_rank(group))
         self.world = int(dist.get_world_size(group))
         self._root = int(dist.get_global_rank(group, 0)) if group is not None else 0
+        self._device = _device_of(group)
 
     def gather(self, value: Any) -> list[Any] | None:
-        """``gather_object`` to the group's first rank."""
-        gathered: list[Any] | None = [None] * self.world if self.rank == 0 else None
-        dist.gather_object(value, gathered, dst=self._root, group=self._group)
-        return gathered
+        """To the group's first rank: sizes first, then the bytes, padded to the longest."""
+        data = pickle.dumps(value)
+        sizes = [self._size(0) for _ in range(self.world)]
+        dist.all_gather(sizes, self._size(len(data)), group=self._group)
+        lengths = [int(size.item()) for size in sizes]
+        sent = tensor_of(data, max(lengths), self._device)
+        taken = [torch.empty_like(sent) for _ in range(self.world)] if self.rank == 0 else None
+        dist.gather(sent, taken, dst=self._root, group=self._group)
+        if taken is None:
+            return None
+        return [_value(tensor, length) for tensor, length in zip(taken, lengths, strict=True)]
 
     def scatter(self, values: list[Any] | None) -> Any:
-        """``scatter_object_list`` from the group's first rank."""
-        mine: list[Any] = [None]
-        dist.scatter_object_list(mine, values, src=self._root, group=self._group)
-        return mine[0]
+        """From the group's first rank: sizes first, then the bytes, padded to the longest."""
+        parts = [pickle.dumps(value) for value in values] if values is not None else None
+        sizes = torch.tensor([len(p) for p in parts] if parts is not None else [0] * self.world, dtype=torch.int64)
+        sizes = sizes.to(self._device)
+        dist.broadcast(sizes, src=self._root, group=self._group)
+        lengths = [int(size) for size in sizes.tolist()]
+        longest = max(lengths)
+        taken = torch.empty(longest, dtype=torch.uint8, device=self._device)
+        sent = [tensor_of(part, longest, self._device) for part in parts] if parts is not None else None
+        dist.scatter(taken, sent, src=self._root, group=self._group)
+        return _value(taken, lengths[self.rank])
+
+    def _size(self, length: int) -> torch.Tensor:
+        return torch.tensor([length], dtype=torch.int64, device=self._device)
+
+
+def _value(tensor: torch.Tensor, length: int) -> Any:
+    host = tensor.cpu()
+    return pickle.loads(bytes_of(host)[:length])
+
+
+def _device_of(group: Any) -> torch.device:
+    """Where a group's collectives take their tensors: the host if it can, else this process's accelerator."""
+    backends = str(dist.get_backend_config(group))
+    if "cpu:" in backends or "gloo" in backends or "mpi" in backends:
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
 
 class StorePeers:

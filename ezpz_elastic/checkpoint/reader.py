@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import pickle
@@ -21,6 +20,7 @@ from torch.futures import Future
 from ezpz_elastic.checkpoint import layout, manifest
 from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
 from ezpz_elastic.checkpoint.manifest import Manifest
+from ezpz_elastic.checkpoint.memory import bytes_of
 from ezpz_elastic.checkpoint.sums import CHUNK, Segment, read_table, segments_covering
 
 __all__ = ["ShardFile", "VerifiedReader"]
@@ -175,12 +175,6 @@ class _Window(io.RawIOBase):
         return count
 
 
-def _memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, without a copy and without numpy."""
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
 class VerifiedReader(FileSystemReader):  # type: ignore[misc]
     """Reads a DCP directory; verifies what it reads where the directory has sums.
 
@@ -305,7 +299,7 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
         payload = _payload(shard.peek(info.offset, info.length), target, size)
         if payload is None:
             return False
-        return shard.read_direct(info.offset, info.length, payload, _memory_of(target))
+        return shard.read_direct(info.offset, info.length, payload, bytes_of(target))
 
 
 def _payload(item: io.RawIOBase, target: torch.Tensor, size: int) -> int | None:

@@ -165,6 +165,6 @@ def test_a_margin_is_a_share_and_never_more_than_a_twentieth_for_small_targets()
 def test_placement_needs_neither_torch_nor_a_file_system() -> None:
     code = (
         "import sys; import ezpz_elastic.checkpoint.striping; "
-        "sys.exit(' '.join({'torch', 'subprocess', 'socket'} & set(sys.modules)) or None)"
+        "sys.exit(' '.join({'torch', 'psutil', 'ezpz_elastic.checkpoint.lustre'} & set(sys.modules)) or None)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stderr == ""
