@@ -32,6 +32,7 @@ from rendezvous.coordinator import Coordinator
 from rendezvous.lead import Decider, Ledger
 from rendezvous.links import Heart, RoundLink
 from rendezvous.liveness import Listener, refused
+from rendezvous.membership import Phase
 from rendezvous.records import (
     Action,
     Decision,
@@ -50,7 +51,7 @@ from rendezvous.records import (
     decode_opening,
     encode,
 )
-from rendezvous.replay import decision_key, opening_key, refusal_key
+from rendezvous.replay import decision_key, opening_key, refusal_key, survey
 from rendezvous.stores import Store, StoreGone, StoreRefused, StoreUnavailable
 from rendezvous.stores.tcpstore import StoreServer, serve_c10d
 
@@ -212,6 +213,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             RendezvousConnectionError: the store is gone for good.
             RendezvousStateError: a committed record is malformed.
         """
+        if self._closed:
+            raise RendezvousClosedError("the rendezvous was closed")
         if not self._joined:
             self.join()
         try:
@@ -276,9 +279,9 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                 away_since = None
                 if data is not None:
                     return read(data, self.round, key)
-                if not self._in_roster and time.monotonic() >= look_at:
+                if time.monotonic() >= look_at:
                     look_at = time.monotonic() + REFUSAL_LOOK
-                    self._check_refusal()
+                    self._check_admission()
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
                 patience = GONE_PATIENCE if isinstance(error, StoreGone) else self.job.join_timeout
@@ -286,11 +289,14 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                     raise RendezvousConnectionError(f"the store did not come back: {error}") from error
                 self.interrupted.wait(SLICE)
 
-    def _check_refusal(self) -> None:
+    def _check_admission(self) -> None:
+        """Whether this agent is still wanted, as far as no decision says so."""
         if self.is_closed():
             raise RendezvousClosedError("the rendezvous was closed")
+        if self._in_roster or self._only_serves:
+            return
         key = refusal_key(self.member.id)
-        data = None if self._only_serves else self._store.get(key)
+        data = self._store.get(key)
         if data is None:
             return
         refusal = decode(data, Refusal, key)
@@ -422,9 +428,19 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             raise RendezvousConnectionError(f"could not close the rendezvous: {error}") from error
 
     def num_nodes_waiting(self) -> int:
-        """Always 0. torch's agent restarts its workers whenever this is not 0; here growth and replacement come by
-        a committed decision that every agent obeys, never by each one's own count."""
-        return 0
+        """Hosts that came late and would enlarge the running round. Spares beyond the maximum wait for nothing.
+
+        Our own agent does not ask: growth comes by a committed decision that every agent obeys, never by each one's
+        own count. 0 while the store is away.
+        """
+        try:
+            job = survey(self._store)
+        except (StoreUnavailable, RecordError) as error:
+            logger.debug("how many hosts wait is not known: %s", error)
+            return 0
+        if job is None or job.roster is None or job.phase is not Phase.RUNNING:
+            return 0
+        return min(len(job.queue), job.job.max_hosts - len(job.roster.members))
 
     def get_run_id(self) -> str:
         """``--rdzv-id``."""

@@ -1,0 +1,226 @@
+"""torch's ``RendezvousHandler`` contract, kept by handlers on a real embedded store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.builders import decision, job, member, report, retire_the_lost
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+from rendezvous import handler as module
+from rendezvous.handler import EzpzRendezvousHandler, new_id
+from rendezvous.liveness import Listener
+from rendezvous.records import Action, Opening, encode
+from rendezvous.replay import decision_key, opening_key
+from rendezvous.stores.tcpstore import StoreServer, TcpStore
+
+
+class Silent:
+    """A ledger nobody reads."""
+
+    def opened(self, *_: object) -> None:
+        """Nothing is written down."""
+
+    def decided(self, *_: object) -> None:
+        """Nothing is written down."""
+
+
+class Job:
+    """Handlers of one job."""
+
+    def __init__(self) -> None:
+        self.server = StoreServer("127.0.0.1", 0, "run")
+        self.handlers: list[EzpzRendezvousHandler] = []
+        self.infos: dict[str, RendezvousInfo] = {}
+        self.errors: dict[str, BaseException] = {}
+        self.threads: list[threading.Thread] = []
+
+    def add(self, name: str, **limits: object) -> EzpzRendezvousHandler:
+        listener = Listener("127.0.0.1")
+        values: dict[str, object] = {"run_id": "run", "last_call": 0.5, "join_timeout": 20.0, "lease_ttl": 2.0}
+        made = EzpzRendezvousHandler(
+            store=TcpStore("127.0.0.1", self.server.port, "run"),
+            job=job(**{**values, **limits}),
+            member=member(name, id=new_id(), port=listener.port),
+            listener=listener,
+            decider=retire_the_lost,
+            ledger=Silent(),
+        )
+        self.handlers.append(made)
+        return made
+
+    def next(self, handler: EzpzRendezvousHandler) -> None:
+        """``next_rendezvous`` in a thread."""
+
+        def go() -> None:
+            try:
+                self.infos[handler.member.host] = handler.next_rendezvous()
+            except BaseException as error:
+                self.errors[handler.member.host] = error
+
+        self.threads.append(threading.Thread(target=go))
+        self.threads[-1].start()
+
+    def until(self, what: Callable[[], object], why: str) -> None:
+        deadline = time.monotonic() + 20
+        while not what():
+            assert time.monotonic() < deadline, f"{why}; errors: {self.errors}"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        for handler in self.handlers:
+            handler.interrupted.set()
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        for handler in self.handlers:
+            assert handler.shutdown()
+        self.server.close()
+
+
+@pytest.fixture
+def running() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+def formed(job_: Job, *names: str, **limits: object) -> list[EzpzRendezvousHandler]:
+    handlers = [job_.add(name, **limits) for name in names]
+    for handler in handlers:
+        job_.next(handler)
+    job_.until(lambda: len(job_.infos) == len(names), "the round is formed")
+    return handlers
+
+
+def test_every_method_of_torchs_interface_is_there():
+    assert issubclass(EzpzRendezvousHandler, RendezvousHandler)
+    assert not EzpzRendezvousHandler.__abstractmethods__
+
+
+def test_next_rendezvous_gives_ranks_a_world_and_a_store_that_the_application_may_use(running):
+    a, b = formed(running, "h1", "h0")
+    infos = [running.infos[name] for name in ("h0", "h1")]
+    assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
+    infos[0].store.set("greeting", "hello")
+    assert infos[1].store.get("greeting") == b"hello"
+    addresses = {(i.bootstrap_store_info.master_addr, i.bootstrap_store_info.master_port) for i in infos}
+    assert len(addresses) == 1
+    assert [a.use_agent_store, a.get_backend(), a.get_run_id()] == [True, "ezpz", "run"]
+    assert [a.is_closed(), b.is_closed()] == [False, False]
+
+
+def test_a_later_round_has_another_store(running):
+    a, b = formed(running, "h0", "h1")
+    first = running.infos["h0"].bootstrap_store_info.master_port
+    running.infos["h1"].store.set("k", "of round 1")
+    running.infos.clear()
+    a._store.connect().append(encode(report(a.member, 1, conclusive=True)))
+    running.next(a)
+    running.next(b)
+    running.until(lambda: len(running.infos) == 2, "round 2")
+    assert running.infos["h0"].bootstrap_store_info.master_port != first
+    assert not running.infos["h0"].store.check(["k"])
+
+
+def test_one_node_closes_and_the_others_soon_observe_it(running):
+    a, b = formed(running, "h0", "h1")
+    a.set_closed()
+    assert a.is_closed()
+    running.until(b.is_closed, "it spreads")
+    for handler in (a, b):
+        with pytest.raises(RendezvousClosedError):
+            handler.next_rendezvous()
+
+
+def test_a_node_that_waits_for_its_turn_hears_that_the_rendezvous_was_closed(running, monkeypatch):
+    monkeypatch.setattr(module, "REFUSAL_LOOK", 0.1)
+    a, _ = formed(running, "h0", "h1")
+    late = running.add("h2")
+    running.next(late)
+    running.until(lambda: late._joined, "it stands by")
+    a.set_closed()
+    running.until(lambda: "h2" in running.errors, "it is told")
+    assert isinstance(running.errors["h2"], RendezvousClosedError)
+
+
+def test_a_job_that_is_over_is_closed(running):
+    a, _ = formed(running, "h0", "h1")
+    a._store.connect().create(decision_key(1), encode(decision(1, Action.FINISH, kind="success")))
+    with pytest.raises(RendezvousClosedError):
+        a.next_rendezvous()
+    assert a.is_closed()
+
+
+def test_nodes_waiting_are_those_that_would_enlarge_the_group_and_no_others(running):
+    a, _ = formed(running, "h0", "h1", max_hosts=3)
+    assert a.num_nodes_waiting() == 0
+    for count, name in enumerate(("h2", "h3"), start=1):
+        late = running.add(name, max_hosts=3)
+        running.next(late)
+        running.until(lambda late=late: late._joined, "it stands by")
+        running.until(lambda: a.num_nodes_waiting() == 1, f"{count} there, one of them wanted")
+
+
+def test_shutdown_closes_everything_and_may_be_repeated(running):
+    a, _ = formed(running, "h0", "h1")
+    assert a.shutdown()
+    assert a.shutdown()
+    threads = [thread.name for thread in threading.enumerate() if thread in (a._heart, a._coordinator)]
+    assert threads == []
+    running.until(lambda: a.member.id not in str(running.handlers[1]._store.leases([])), "it is gone")
+
+
+def test_no_store_in_time_is_a_timeout(running):
+    late = running.add("h0", join_timeout=0.3)
+    late._store = TcpStore("127.0.0.1", 1, "run")
+    with pytest.raises(RendezvousTimeoutError, match=r"no store within 0\.3 s"):
+        late.next_rendezvous()
+
+
+def test_a_store_that_does_not_come_back_is_a_lost_connection(running, monkeypatch):
+    monkeypatch.setattr(module, "GONE_PATIENCE", 0.5)
+    a, b = formed(running, "h0", "h1")
+    running.infos.clear()
+    running.server.close()
+    for handler in (a, b):
+        with pytest.raises(RendezvousConnectionError, match="did not come back"):
+            handler.next_rendezvous()
+        assert handler.num_nodes_waiting() == 0
+        assert not handler.is_closed()
+    running.server = StoreServer("127.0.0.1", 0, "run")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"{]",
+        b"\xff\xfe",
+        b"null",
+        encode(Opening(7, ended=decision(7))),
+        encode(Opening(1)),
+        b'{"round":1,"roster":{"round":1,"members":[]}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_malformed_record_is_a_corrupt_state_that_names_its_key(running, record, caplog):
+    if record.startswith(b"\xff"):
+        record = "ÿþ".encode()  # the embedded store carries text only
+    TcpStore("127.0.0.1", running.server.port, "run").create(opening_key(1), record)
+    for name in ("h0", "h1"):
+        running.next(running.add(name))
+    running.until(lambda: len(running.errors) == 2, "both stop cleanly")
+    for error in running.errors.values():
+        assert isinstance(error, RendezvousStateError)
+        assert "malformed record at 'round/1/opening'" in str(error)
+    assert "Traceback" not in caplog.text
