@@ -129,7 +129,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
         step: the last training step seen in the same log before this line; ``None`` if none was seen.
         task: the launcher's task number in or before the line (``srun``): a rank only where one task is one rank.
         tasks: the same where the line is about several tasks of one host, as spelled (``4-7``, ``1,3,5``).
-        last_step: the last training step the same log shows at all; ``None`` if it shows none.
+        last_step: the last training step of the same log, if more than one line after this one shows a step, the
+            log's last line not counted; otherwise ``step``: such a line may be one that was buffered.
         after: how many lines follow it in the log; ``None`` where the log is still being read.
         frame: innermost frame of the program itself before an exception (``train.py:step``); empty if none was seen.
     """

@@ -50,6 +50,7 @@ _ERRNOS: dict[int, tuple[Cause | None, Cause | None]] = {
     11: (Cause.WORKER_EXIT, Cause.WORKER_EXIT),
     12: (Cause.OOM_HOST, Cause.OOM_HOST),
     13: (Cause.QUOTA, Cause.USER_EXCEPTION),
+    27: (Cause.STORAGE, Cause.USER_EXCEPTION),
     28: (Cause.STORAGE, Cause.STORAGE),
     30: (Cause.QUOTA, Cause.QUOTA),
     98: (Cause.PORT_IN_USE, Cause.PORT_IN_USE),

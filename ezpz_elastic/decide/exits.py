@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ezpz_elastic.decide.evidence import Role
+from ezpz_elastic.decide.evidence import Certainty, Role
 from ezpz_elastic.decide.findings import Finding
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.verdict import Cause, VerdictKind
@@ -20,6 +20,8 @@ _FOLLOWS_STEPS = 50
 _OWN_LINES = 300
 """A rank that printed so many lines after an error went on; a traceback with its echoes is shorter."""
 _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
+_CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi"})
+"""Launchers that kill what is left of a job with signal 9 when a rank ended; PALS does not."""
 _RESTARTED_STEPS = 20
 """So many steps after an exit record are those of a restarted worker group."""
 _CAN_BE_HANDLED = frozenset(
@@ -76,7 +78,7 @@ def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Findin
     """The findings, with deaths by signal 9 made cascades where the whole job was killed and not a host.
 
     That is so where the log announced it first (a watchdog that kills, a person's Ctrl-C), and where every host of the
-    attempt died of it.
+    attempt died of it; and where the same launcher, one that cleans up with 9, had reported an exit before.
     """
     deaths = [item for item in findings if item.primary and item.code == 9 and item.cause is Cause.HOST_LOST]
     everywhere = table.count > 1 and len({item.host for item in deaths} - {None}) == table.count
@@ -85,10 +87,27 @@ def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Findin
         if item.signature in _ANNOUNCE or item.kind == VerdictKind.INTERRUPTED.value:
             announced.setdefault(item.source, item.order)
     teardown = {id(item) for item in deaths if everywhere or announced.get(item.source, item.order) < item.order}
+    teardown |= _cleaned_up(findings)
     return [
         msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.WORKER_KILLED) if id(item) in teardown else item
         for item in findings
     ]
+
+
+def _cleaned_up(findings: Sequence[Finding]) -> set[int]:
+    """Deaths by 9, by ``id``, that a launcher tells after an exit with a code: its own cleanup of the ranks left."""
+    first: dict[tuple[str, str], float] = {}
+    killed: set[int] = set()
+    for item in findings:
+        emitter = item.signature.partition(".")[0]
+        if not item.primary or emitter not in _CLEAN_WITH_NINE:
+            continue
+        doubtful = item.cause is Cause.HOST_LOST and item.code == 9 and item.certainty is Certainty.DOUBTFUL
+        if item.cause is Cause.WORKER_EXIT and item.code is not None:
+            first.setdefault((item.source, emitter), item.order)
+        elif (doubtful or item.cause is Cause.WORKER_KILLED) and (item.source, emitter) in first:
+            killed.add(id(item))
+    return killed
 
 
 def silent_children(findings: Sequence[Finding]) -> list[Finding]:

@@ -35,6 +35,7 @@ _TASK_LIMIT = 4096
 _DAY_S = 86400.0
 _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
+_EXCEPTIONS = frozenset({"python.exception", "torch.elastic-banner-exception"})
 _EXCEPTION_LINE = re.compile(
     r"(?:^|[\s:\]|>]|\^C)([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure|Fault|Group))"
     r"(?::[ ]?|$)(.{0,400})$",
@@ -213,7 +214,7 @@ def _add_log_match(
 
 def _refine(match: LogMatch, finding: Finding) -> Finding:
     """What the numbers and the words in a line change about what its signature says."""
-    if match.signature == "python.exception":
+    if match.signature in _EXCEPTIONS:
         found = _EXCEPTION_LINE.search(match.text)
         if found is None:
             return finding

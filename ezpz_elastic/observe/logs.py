@@ -66,9 +66,12 @@ def scan_log(
         scanner.finish()
     finally:
         scanner.close()
-    step, lines = scanner.last_step, scanner.lines
-    told = (msgspec.structs.replace(m, last_step=step, after=lines - m.line) for m in matcher.take_all())
-    return LogScan(tuple(told), step, scanner.bytes)
+    steps, lines = scanner.steps, scanner.lines
+    told = (
+        msgspec.structs.replace(match, last_step=steps.since(match.step), after=lines - match.line)
+        for match in matcher.take_all()
+    )
+    return LogScan(tuple(told), steps.last, scanner.bytes)
 
 
 def scan_rank_log(path: Path | str, *, rank: int, host: str, library: Library | None = None) -> tuple[LogMatch, ...]:

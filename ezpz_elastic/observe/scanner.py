@@ -35,6 +35,7 @@ _LONG = 64 * 2**20
 _NEWLINE = 10
 _BEFORE = 8192
 _AFTER = 4096
+_END = 2048
 _PIECES = 64
 """How many pieces of one endless line are reported."""
 
@@ -66,6 +67,7 @@ class Scanner:
     Attributes:
         inside_words: whether lines are looked at again in which an escape sequence stands *inside* a word. It costs
             most of the speed on a log full of escapes, so a caller with gigabytes turns it off for the bulk of them.
+        steps: the training steps shown so far.
     """
 
     def __init__(
@@ -74,9 +76,10 @@ class Scanner:
         self.ignored = ignored
         self._on_line = on_line
         self._library = library
-        self._steps = StepTracker()
+        self.steps = StepTracker()
         self._hits: list[tuple[int, int]] = []
         self._tail = b""
+        self._end = b""
         self._cut = False  # the tail begins within a line
         self._pieces = 0
         self._base = 0  # offset of the tail's first byte in the log
@@ -93,7 +96,7 @@ class Scanner:
     @property
     def last_step(self) -> int | None:
         """The last training step shown so far."""
-        return self._steps.last
+        return self.steps.last
 
     @property
     def lines(self) -> int:
@@ -111,6 +114,7 @@ class Scanner:
         if not chunk:
             return
         self.bytes += len(chunk)
+        self._end = (self._end + chunk)[-_END:] if len(chunk) < _END else chunk[-_END:]
         with _SCRATCH:
             self._stream.scan(chunk)
         if (self.inside_words and b"\x1b" in chunk) or b"\x00" in chunk:
@@ -125,6 +129,7 @@ class Scanner:
         if self._open:
             self._ended = self._tail == b""
             self._advance(self._tail, final=True)
+            self.steps.end(self._end)
             self.close()
 
     def close(self) -> None:
@@ -164,9 +169,9 @@ class Scanner:
     def _skip(self, chunk: bytes) -> None:
         """Nothing was hit: count lines, keep the tail."""
         cut = chunk.rfind(b"\n") + 1
-        if not self._steps.see(chunk, cut) and self._tail:
+        if not self.steps.see(chunk, cut) and self._tail:
             first = self._tail + chunk[: chunk.find(b"\n") + 1]
-            self._steps.see(first, len(first))
+            self.steps.see(first, len(first))
         self._cut = False
         self._number += self._tail.count(b"\n") + self._count(chunk, cut)
         self._base += len(self._tail) + cut
@@ -195,17 +200,17 @@ class Scanner:
                 taken += 1
             number += data.count(b"\n", position, left)
             position = left
-            self._steps.see(data, left, seen)
+            self.steps.see(data, left, seen)
             seen = max(seen, left)
             text = clean(data[left:right])
             within = data[left - 1] not in b"\r\n" if left else self._cut
             self._pieces = self._pieces + 1 if within else 0
             if self._pieces < _PIECES:
-                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self._steps.last))
+                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self.steps.last))
         waiting = hits[taken:]
         keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
         keep = len(data) if final else max(keep, len(data) - _BEFORE - _AFTER)
-        self._steps.see(data, keep, seen)
+        self.steps.see(data, keep, seen)
         self._number += data.count(b"\n", 0, keep)
         self._base += keep
         self._cut = 0 < keep < len(data) and data[keep - 1] not in b"\r\n"

@@ -13,7 +13,7 @@ _STEP = re.compile(
     rb"(?:[ \t]{0,4}[=:][ \t]{0,8}|[ \t]{1,12})[\[(]?(\d{1,12})(?![\d.]*[\w\-])",
     re.I,
 )
-_NOT_TRAINING = re.compile(rb"resum|restor|loaded|loading|saved|saving|starting", re.I)
+_NOT_TRAINING = re.compile(rb"resum|restor|loaded|loading|saved|saving|starting|failed|error:", re.I)
 _WINDOW = 768
 _WORDS = (b"step", b"iter", b"Step", b"Iter")
 
@@ -23,42 +23,60 @@ class StepTracker:
 
     Attributes:
         last: the last step seen; ``None`` before the first.
+        before: the one that was shown before it and differs from it; ``None`` if only one was ever seen.
     """
 
     def __init__(self) -> None:
         self.last: int | None = None
+        self.before: int | None = None
+        self._at_end = False
+
+    def since(self, step: int | None) -> int | None:
+        """How far training came after ``step``: that step itself where only one line says that it went on.
+
+        One progress line behind a failure was buffered, or is another rank's; the last line of a log is no better.
+        """
+        if self.last is None or self.before is None or (step is not None and self.before <= step):
+            return step
+        return self.before if self._at_end else max(self.before, self.last)
+
+    def end(self, tail: bytes) -> None:
+        """The log has ended with ``tail``, which was seen before: whether its last line is one of progress."""
+        lines = tail.rstrip().splitlines()
+        self._at_end = bool(lines and _steps(lines[-1]))
 
     def see(self, data: bytes, end: int, start: int = 0) -> bool:
         """Take note of ``data[start:end]``, which follows what was seen before; whether it shows a step.
 
         Costs a few microseconds where progress lines are dense, and never more than a few passes over the bytes.
         """
-        found = _last_in(data, start, end)
-        if found is not None:
-            self.last = found
-        return found is not None
+        steps = _last_in(data, start, end)
+        for step in steps:
+            if step != self.last:
+                self.before, self.last = self.last, step
+        return bool(steps)
 
 
-def _last_in(data: bytes, start: int, end: int) -> int | None:
-    """Look at the last few lines first, then where the word stands last, a few times."""
+def _last_in(data: bytes, start: int, end: int) -> list[int]:
+    """The last steps, two different ones if possible: the last few lines first, then where the word stands last."""
     top = max(start, end - _WINDOW)
-    found = _last_step(data[top:end])
+    found = _steps(data[top:end])
     for _ in range(4):
-        if found is not None or top <= start:
+        if len(set(found)) > 1 or top <= start:
             return found
         place = max(data.rfind(word, start, top) for word in _WORDS)
         if place < 0:
-            return None
+            return found
         low = max(start, place - _WINDOW // 2)
-        found, top = _last_step(data[low : min(place + 64, end)]), low
+        found, top = _steps(data[low : min(place + 64, end)]) + found, low
     return found
 
 
-def _last_step(window: bytes) -> int | None:
+def _steps(window: bytes) -> list[int]:
     text = _ESCAPE.sub(b"", window)
-    last: int | None = None
+    steps: list[int] = []
     for found in _STEP.finditer(text):
         start = max(text.rfind(b"\n", 0, found.start()) + 1, found.start() - 80)
         if not _NOT_TRAINING.search(text, start, found.start()):
-            last = int(found.group(1))
-    return last
+            steps.append(int(found.group(1)))
+    return steps
