@@ -8,7 +8,6 @@ which other hosts can tell that this agent exists.
 from __future__ import annotations
 
 import os
-import selectors
 import shutil
 import signal
 import tempfile
@@ -24,9 +23,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousError,
-    RendezvousStateError,
 )
 from torch.distributed.elastic.utils import macros
 
@@ -34,38 +31,26 @@ from ezpz_elastic import guard
 from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
 from ezpz_elastic.decide.policy import stop_line
-from ezpz_elastic.decide.verdict import Cause
 from ezpz_elastic.errors import UsageError
-from ezpz_elastic.events import EventRelay
+from ezpz_elastic.health import Health
 from ezpz_elastic.ledger import say
-from ezpz_elastic.observe.exits import ExitWatch, last_step
+from ezpz_elastic.observe.exits import last_step
 from ezpz_elastic.observe.hang import StepClock
 from ezpz_elastic.observe.oom import KernelLog, OomWatch, counter_of
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.process_tree import Guard, stop_all
-from ezpz_elastic.reporter import Reporter
 from ezpz_elastic.round_logs import Handover, RoundLogs
+from ezpz_elastic.round_watch import Eyes, RoundWatch
 from ezpz_elastic.signals import StopSignals
 from ezpz_elastic.signatures import load_library
-from ezpz_elastic.stall import Ranks, StallWatch
 from ezpz_elastic.walltime import Walltime, known_deadline
 from ezpz_elastic.warm.client import ServerGone
 from ezpz_elastic.warm.context import WarmContext
 from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
 from rendezvous.handler import JobMismatch, Refused, Seat
-from rendezvous.links import RoundLink
 from rendezvous.records import Action, Decision
 
 __all__ = ["EzpzElasticAgent"]
-
-INTERRUPT_PATIENCE = 3.0
-"""Seconds an interrupted agent waits for the job's decision before it leaves on its own."""
-
-STORE_PATIENCE = 10.0
-"""Seconds to wait for a store that is away once this host's workers have ended."""
-
-LOOK = 1.0
-"""Seconds the loop sleeps at most; nothing it reacts to waits for this, it only carries workers' events over."""
 
 
 class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not followed by mypy
@@ -94,12 +79,10 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._warm: WarmWorkers | None = None
         self._scratch = Path(tempfile.mkdtemp(prefix="ezpz-agent-"))
         self._tag = handler.member.id
-        self._clock = StepClock(settings.hang_timeout, settings.startup_timeout)
-        deadline = known_deadline(settings.deadline, os.environ)
-        self._walltime = Walltime(deadline, settings.margin, settings.nudge == "on")
+        probes = Path(settings.probes_dir) if settings.probes_dir else None
+        self._health = Health(handler.member.host, self._journal, probes)
         self._kernel_log = KernelLog()
-        self._oom = OomWatch(counter_of(), self._kernel_log)
-        self._console = Console()
+        self._console = Console(handler.doubt)
         logs = RoundLogs(arguments.pop("logs_specs"), self._journal.directory, self._scratch, self._tag, self._console)
         logs.prefix_template = arguments.pop("log_line_prefix_template", None)
         logs.torch_tees = bool(spec.duplicate_stdout_filters or spec.duplicate_stderr_filters)
@@ -120,10 +103,12 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         """
         del role
         self._signals = StopSignals(self._wake, self._handler.interrupted, self._hurry)
+        self._eyes = self._open_eyes()
         self._guard = Guard(self._tag, [self._scratch])
         # Compiling the signatures takes half a second, which no failure should wait for.
         self._scanner = threading.Thread(target=lambda: warm_up(load_library()), name="ezpz-scanner", daemon=True)
         self._warm = self._warm_up()
+        self._health.start()
         started = time.monotonic()
         try:
             with self._signals:
@@ -138,6 +123,21 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             self._total_execution_time = int(time.monotonic() - started)
             self._stop_workers(self._worker_group)
             self._shut_down()
+
+    def _open_eyes(self) -> Eyes:
+        settings = self._handler.settings
+        deadline = known_deadline(settings.deadline, os.environ)
+        return Eyes(
+            handler=self._handler,
+            console=self._console,
+            signals=self._signals,
+            clock=StepClock(settings.hang_timeout, settings.startup_timeout),
+            oom=OomWatch(counter_of(), self._kernel_log),
+            health=self._health,
+            walltime=Walltime(deadline, settings.margin, settings.nudge == "on"),
+            wake_read=self._wake_read,
+            wake=self._wake,
+        )
 
     def _warm_up(self) -> WarmWorkers | None:
         """Begin to import what workers will need, if they can be forked."""
@@ -240,76 +240,14 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
 
     def _run_round(self, seat: Seat) -> Decision:
         """Watch the workers until the round's decision is there, then stop what still runs."""
-        number, files = seat.roster.round, self._logs.files
-        exits = ExitWatch(self._pcontext, self._worker_group.workers, files, self._handler.member.host, self._oom)
-        events = EventRelay(self._journal, number, {rank: item.events for rank, item in files.items()})
-        link = self._handler.watch(seat, self._wake)
-        ranks = Ranks(self._handler.member.host, self._worker_group.workers, files, self._journal, number)
-        stall = StallWatch(ranks, self._clock, seat, self._handler.connection(), exits.finished, self._wake)
-        self._walltime.begin(item.progress for item in files.values())
-        reporter = Reporter(self._handler.member, number, link, self._journal)
-        try:
-            decision = self._watch(exits, events, link, reporter, stall)
-        finally:
-            stall.stop()
-            link.stop()
-            exits.close()
-        if decision.cause == Cause.HANG.value:
-            ranks.look()  # what a hung process was doing is gone once it is stopped
+        group = self._worker_group
+        watch = RoundWatch(self._eyes, seat, self._pcontext, group.workers, self._logs.files)
+        decision = watch.watch(lambda: self._stop_workers(group))
         with self._span("stop"):
-            self._stop_workers(self._worker_group)
+            self._stop_workers(group)
         self._console.drain()
-        events.relay()
+        watch.relay()
         return decision
-
-    def _watch(
-        self, exits: ExitWatch, events: EventRelay, link: RoundLink, reporter: Reporter, stall: StallWatch
-    ) -> Decision:
-        leave_at: float | None = None
-        hung = timed_out = False
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_read, selectors.EVENT_READ)
-            selector.register(self._handler.listener, selectors.EVENT_READ)
-            exits.register(selector)
-            while link.decision is None:
-                self._check(exits, link)
-                if self._signals.received is not None and leave_at is None:
-                    reporter.interrupted(self._signals.received, exits)
-                    self._stop_workers(self._worker_group)
-                    leave_at = time.monotonic() + INTERRUPT_PATIENCE
-                if leave_at is not None and time.monotonic() >= leave_at:
-                    raise RendezvousClosedError("interrupted")
-                if stall.found is not None and not hung:
-                    hung = True
-                    reporter.hung(exits, stall.found)
-                if not timed_out and self._walltime.over(exits.running()):
-                    timed_out = True
-                    reporter.out_of_time(exits, self._walltime.evidence(self._handler.member.host))
-                for key, _ in selector.select(LOOK):
-                    if key.fileobj is self._handler.listener:
-                        self._handler.listener.drain()
-                    elif key.fd == self._wake_read:
-                        os.read(self._wake_read, 4096)
-                    elif leave_at is None:
-                        found = exits.collect(key.data, selector)
-                        self._console.copy()  # the worker's own last words come before ours
-                        if not found and exits.finished() and self._walltime.told:
-                            continue  # they have saved and ended because they were told to: that is no success
-                        reporter.ended(exits, found)
-                    else:
-                        selector.unregister(key.fileobj)  # our own stop is never evidence
-                events.relay()
-        return link.decision
-
-    def _check(self, exits: ExitWatch, link: RoundLink) -> None:
-        """What makes going on pointless although no decision has come."""
-        if link.failure is not None:
-            raise RendezvousStateError(str(link.failure))
-        if (failure := self._handler.coordination_failure()) is not None:
-            raise RendezvousStateError(f"this host's coordinator failed: {failure}")
-        away = 0.0 if link.away_since is None else time.monotonic() - link.away_since
-        if exits.finished() and away > STORE_PATIENCE:
-            raise RendezvousConnectionError(f"the store has been away for {away:.0f} s and the workers have ended")
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
@@ -331,6 +269,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
 
     def _shut_down(self) -> None:
         self._console.close()
+        self._health.close()
         if self._warm is not None:
             self._warm.close()
         self._guard.dismiss()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +12,9 @@ __all__ = ["Console"]
 
 INTERVAL = 0.1
 """Seconds between two looks at the files; torch's own tail uses the same."""
+
+_BROKEN = (b"onnection closed by peer", b"onnection reset by peer", b"ncclRemoteError")
+"""What gloo, sockets and NCCL say when the other side is gone; a teardown takes a second or more after that."""
 
 CHUNK = 1 << 20
 """Bytes taken from one file at a time."""
@@ -29,9 +33,13 @@ class Console:
     """One thread that follows all of an agent's log files.
 
     Files are added when workers start; ``drain`` copies what is there to the last byte.
+
+    Args:
+        echo: called when a rank says that its connection to a peer broke, long before it has ended of that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, echo: Callable[[], None] = lambda: None) -> None:
+        self._echo = echo
         self._sources: list[_Source] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -69,6 +77,10 @@ class Console:
         self._thread.join()
         self.drain()
 
+    def _listen(self, text: bytearray) -> None:
+        if any(words in text for words in _BROKEN):
+            self._echo()
+
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL):
             self.copy()
@@ -87,6 +99,7 @@ class Console:
             return False
         source.offset += len(data)
         source.partial += data
+        self._listen(source.partial)
         end = source.partial.rfind(b"\n") + 1
         if end:
             self._print(source, source.partial[:end])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Sequence
 
 import msgspec
 
-from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, IdleTimeout, LogMatch, WorkerExit
+from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, HostProbe, IdleTimeout, LogMatch, WorkerExit
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.observe.exits import ExitWatch
 from rendezvous.links import RoundLink
@@ -28,7 +29,7 @@ class Reporter:
 
     def __init__(self, member: Member, round_number: int, link: RoundLink, journal: Journal) -> None:
         self._member, self._round, self._link, self._journal = member, round_number, link, journal
-        self._sent = 0
+        self._numbers = itertools.count()  # drawn from two threads
 
     def ended(self, exits: ExitWatch, found: Sequence[Evidence]) -> None:
         """A worker has ended; tell of a failure at once, and of success when the last one is done."""
@@ -50,6 +51,10 @@ class Reporter:
         """The allocation ends. Other hosts report the same, so nobody is stopped while others still save."""
         self._send(exits, Outcome.INTERRUPTED, [found], False)
 
+    def probed(self, exits: ExitWatch, found: Sequence[HostProbe]) -> None:
+        """What a survey after a failure has found wrong with this host."""
+        self._send(exits, Outcome.FAILED, found, False)
+
     def interrupted(self, signum: int, exits: ExitWatch) -> None:
         """This agent itself was told to stop."""
         self._send(exits, Outcome.INTERRUPTED, [AgentSignalled(self._member.host, signum)], True)
@@ -59,13 +64,12 @@ class Reporter:
         report = Report(
             round=self._round,
             member_id=self._member.id,
-            seq=self._sent,
+            seq=next(self._numbers),
             outcome=outcome,
             conclusive=conclusive,
             step=step,
             durable_step=durable_step,
             evidence=msgspec.Raw(msgspec.json.encode(list(found))),
         )
-        self._sent += 1
         self._link.report(report)
         self._journal.write("report", self._round, outcome=outcome.value, conclusive=conclusive, step=step)

@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         margin: how long before the deadline workers are told to save.
         nudge: whether workers get SIGUSR1 as well when they are told, ``on`` or ``off``.
         on_blind: what to do when a host is probably at fault and nothing says which.
+        probes_dir: directory of executables that tell whether a host is healthy: exit code 0.
         machine: a machine's name, or ``auto``.
         run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
         launcher_log: the launcher's own console log, if it is written to a file.
@@ -51,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     margin: float = 120.0
     nudge: str = "off"
     on_blind: str = "suspect"
+    probes_dir: str | None = None
     machine: str = "auto"
     run_dir: str | None = None
     launcher_log: str | None = None
@@ -72,7 +74,6 @@ _CHOICES = {
     "store": ("tcp", "etcd"),
     "on_blind": ("suspect", "rotate", "never"),
     "warm": ("on", "off"),
-    "nudge": ("on", "off"),
     "nudge": ("on", "off"),
     "keep": ("on", "off"),
     "grow": ("next", "now"),

@@ -53,6 +53,17 @@ class Part:
         self._lead: Leader | None = None
         self._leader: CoordinatorRecord | None = None
         self._clock = LeaseClock(job.lease_ttl)
+        self._doubtful = False
+
+    def doubt(self) -> None:
+        """Something has gone wrong on this host, perhaps because of another one: ask ports now.
+
+        A leader asks everybody's, everybody else the leader's. May be called from another thread.
+        """
+        self._doubtful, lead = True, self._lead
+        if lead is not None:
+            lead.doubt()
+        self._store.wake()
 
     @property
     def leads(self) -> bool:
@@ -101,7 +112,8 @@ class Part:
         return True
 
     def _refuses(self, leader: CoordinatorRecord, age: float) -> bool:
-        if age < OVERDUE_BEATS * self._beat:
+        doubtful, self._doubtful = self._doubtful, False
+        if age < OVERDUE_BEATS * self._beat and not doubtful:
             return False
         key = f"member/{leader.member_id}"
         record = self._store.get(key)
@@ -117,6 +129,10 @@ class Coordinator(threading.Thread):
         self._part = Part(store, job, member, decider, ledger)
         self._stopping = threading.Event()
         self.failure: Exception | None = None
+
+    def doubt(self) -> None:
+        """Have ports asked at once."""
+        self._part.doubt()
 
     def stop(self) -> None:
         """Ask the thread to end; ``join`` waits for it."""

@@ -342,6 +342,11 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         """Start following the decision of this seat's round from a thread; ``wake`` is called when it is there."""
         return RoundLink(self._store.connect(), seat.roster.round, wake)
 
+    def doubt(self) -> None:
+        """What happens here may be the echo of a lost host: have ports asked at once instead of at the next beat."""
+        if self._coordinator is not None:
+            self._coordinator.doubt()
+
     def leave(self) -> None:
         """Go: stop the heartbeat and the coordination, and say so."""
         if not self._joined or self._left:

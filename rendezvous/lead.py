@@ -108,6 +108,11 @@ class Leader:
         self._fresh = False
         self._malformed: set[str] = set()
         self._accused_in = 0
+        self._doubtful = False
+
+    def doubt(self) -> None:
+        """Ask all ports in the next turn, whatever the leases say. May be called from another thread."""
+        self._doubtful, self._next_beat = True, 0.0
 
     def turn(self) -> bool:
         """One look at the inbox, the clock and the leases. Returns whether another leader has taken over.
@@ -163,7 +168,9 @@ class Leader:
         for member in others:
             if ages[member.id] >= self._ttl:
                 self._declare(member, "expired")
-        overdue = [m for m in others if OVERDUE_BEATS * self._beat <= ages[m.id] < self._ttl]
+        patience = 0.0 if self._doubtful else OVERDUE_BEATS * self._beat
+        self._doubtful = False
+        overdue = [m for m in others if patience <= ages[m.id] < self._ttl]
         unheard = [m for m in self._membership.unheard() if m.id != self._member.id]
         self._declare_refused(list({m.id: m for m in overdue + unheard}.values()))
 

@@ -38,6 +38,10 @@ from rendezvous.seating import evidence_of, plan, without_failure
 
 __all__ = ["CheckTwin", "Decide", "Effect", "Event", "Membership", "Open", "Phase", "Refuse", "Tick"]
 
+LOSS_SETTLES = 0.25
+"""Part of the settle window that is waited after a host is lost: a loss explains what others report, and hosts that are
+lost together are found together, because all ports are asked at once."""
+
 
 class Phase(Enum):
     """Where the current round stands."""
@@ -271,7 +275,7 @@ class Membership:
         self._lost[member_id] = how
         self._heard.add(member_id)
         if self.phase is Phase.RUNNING:
-            self._open_settle(now)
+            self._open_settle(now, LOSS_SETTLES)
 
     def _on_report(self, report: Report, now: float) -> list[Effect]:
         member = self.members.get(report.member_id)
@@ -297,9 +301,9 @@ class Membership:
             self._open_settle(now)
         return []
 
-    def _open_settle(self, now: float) -> None:
-        if self._settle_until is None:
-            self._settle_until = now + self.job.settle
+    def _open_settle(self, now: float, part: float = 1.0) -> None:
+        until = now + part * self.job.settle
+        self._settle_until = until if self._settle_until is None else min(until, self._settle_until)
 
     def _on_opening(self, opening: Opening, now: float) -> list[Effect]:
         if opening.round != self.round or self._opened or self.phase is Phase.FINISHED:

@@ -1,0 +1,188 @@
+"""One round as its agent sees it: everything that watches the workers, in one loop, until the decision is there."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch.distributed.elastic.agent.server.api import Worker
+from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+)
+
+from ezpz_elastic.assembly import AgentHandler
+from ezpz_elastic.console import Console
+from ezpz_elastic.decide.verdict import Cause
+from ezpz_elastic.events import EventRelay
+from ezpz_elastic.health import Health
+from ezpz_elastic.observe.exits import ExitWatch
+from ezpz_elastic.observe.hang import StepClock
+from ezpz_elastic.observe.oom import OomWatch
+from ezpz_elastic.reporter import Reporter
+from ezpz_elastic.round_logs import WorkerFiles
+from ezpz_elastic.signals import StopSignals
+from ezpz_elastic.stall import Ranks, StallWatch
+from ezpz_elastic.walltime import Walltime
+from rendezvous.handler import Seat
+from rendezvous.records import Decision
+
+__all__ = ["Eyes", "RoundWatch"]
+
+INTERRUPT_PATIENCE = 3.0
+"""Seconds an interrupted agent waits for the job's decision before it leaves on its own."""
+
+STORE_PATIENCE = 10.0
+"""Seconds to wait for a store that is away once this host's workers have ended."""
+
+LOOK = 1.0
+"""Seconds the loop sleeps at most; nothing it reacts to waits for this, it only carries workers' events over."""
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """What outlives a round and is looked at in each.
+
+    Args:
+        handler: the rendezvous.
+        console: shows the workers' last words before ours.
+        signals: what this agent was told.
+        clock: this run's steps.
+        oom: the kernel's word on memory.
+        health: of this host.
+        walltime: the deadline.
+        wake_read: becomes readable when any of them has something to say.
+        wake: makes it readable.
+    """
+
+    handler: AgentHandler
+    console: Console
+    signals: StopSignals
+    clock: StepClock
+    oom: OomWatch
+    health: Health
+    walltime: Walltime
+    wake_read: int
+    wake: Callable[[], None]
+
+
+class RoundWatch:
+    """Watches one round.
+
+    Args:
+        eyes: see there.
+        seat: this agent's place in the round.
+        context: torch's handle on the workers' processes.
+        workers: their ranks and pids.
+        files: their files, by local rank.
+    """
+
+    def __init__(
+        self,
+        eyes: Eyes,
+        seat: Seat,
+        context: PContext,
+        workers: Sequence[Worker],
+        files: Mapping[int, WorkerFiles],
+    ) -> None:
+        handler, number = eyes.handler, seat.roster.round
+        self._eyes, self._host = eyes, handler.member.host
+        self._exits = ExitWatch(context, workers, files, self._host, eyes.oom)
+        self._events = EventRelay(handler.journal, number, {rank: item.events for rank, item in files.items()})
+        self._link = handler.watch(seat, eyes.wake)
+        self._ranks = Ranks(self._host, workers, files, handler.journal, number)
+        finished = self._exits.finished
+        self._stall = StallWatch(self._ranks, eyes.clock, seat, handler.connection(), finished, eyes.wake)
+        self._reporter = Reporter(handler.member, number, self._link, handler.journal)
+        self._leave_at: float | None = None
+        self._hung = self._timed_out = False
+        eyes.walltime.begin(item.progress for item in files.values())
+
+    def watch(self, stop_workers: Callable[[], None]) -> Decision:
+        """Report what is seen until the decision comes.
+
+        Args:
+            stop_workers: ends this host's workers, for an agent that was told to go.
+
+        Raises:
+            RendezvousClosedError: this agent was told to go and no decision came.
+            RendezvousStateError, RendezvousConnectionError: going on is pointless.
+        """
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._eyes.wake_read, selectors.EVENT_READ)
+                selector.register(self._eyes.handler.listener, selectors.EVENT_READ)
+                self._exits.register(selector)
+                while self._link.decision is None:
+                    self._check()
+                    self._leave_if_told(stop_workers)
+                    self._look_at_clocks()
+                    for key, _ in selector.select(LOOK):
+                        self._react(key, selector)
+                    self._events.relay()
+            decision = self._link.decision
+        finally:
+            self._stall.stop()
+            self._link.stop()
+            self._exits.close()
+        if decision.cause == Cause.HANG.value:
+            self._ranks.look()  # what a hung process was doing is gone once it is stopped
+        return decision
+
+    def relay(self) -> None:
+        """Carry over the last events of workers that have been stopped."""
+        self._events.relay()
+
+    def _leave_if_told(self, stop_workers: Callable[[], None]) -> None:
+        received = self._eyes.signals.received
+        if received is not None and self._leave_at is None:
+            self._reporter.interrupted(received, self._exits)
+            stop_workers()
+            self._leave_at = time.monotonic() + INTERRUPT_PATIENCE
+        if self._leave_at is not None and time.monotonic() >= self._leave_at:
+            raise RendezvousClosedError("interrupted")
+
+    def _look_at_clocks(self) -> None:
+        if self._stall.found is not None and not self._hung:
+            self._hung = True
+            self._reporter.hung(self._exits, self._stall.found)
+        if not self._timed_out and self._eyes.walltime.over(self._exits.running()):
+            self._timed_out = True
+            self._reporter.out_of_time(self._exits, self._eyes.walltime.evidence(self._host))
+
+    def _react(self, key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
+        if key.fileobj is self._eyes.handler.listener:
+            self._eyes.handler.listener.drain()
+        elif key.fd == self._eyes.wake_read:
+            os.read(self._eyes.wake_read, 4096)
+        elif self._leave_at is None:
+            self._ended(key.data, selector)
+        else:
+            selector.unregister(key.fileobj)  # our own stop is never evidence
+
+    def _ended(self, local_rank: int, selector: selectors.BaseSelector) -> None:
+        found = self._exits.collect(local_rank, selector)
+        self._eyes.console.copy()  # the worker's own last words come before ours
+        if not found and self._exits.finished() and self._eyes.walltime.told:
+            return  # they have saved and ended because they were told to: that is no success
+        self._reporter.ended(self._exits, found)
+        if found:
+            self._eyes.handler.doubt()
+            report = partial(self._reporter.probed, self._exits)
+            self._eyes.health.failed(self._eyes.handler.round, self._exits.running(), report)
+
+    def _check(self) -> None:
+        """What makes going on pointless although no decision has come."""
+        if self._link.failure is not None:
+            raise RendezvousStateError(str(self._link.failure))
+        if (failure := self._eyes.handler.coordination_failure()) is not None:
+            raise RendezvousStateError(f"this host's coordinator failed: {failure}")
+        away = 0.0 if self._link.away_since is None else time.monotonic() - self._link.away_since
+        if self._exits.finished() and away > STORE_PATIENCE:
+            raise RendezvousConnectionError(f"the store has been away for {away:.0f} s and the workers have ended")
