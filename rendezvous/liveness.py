@@ -50,13 +50,28 @@ class Listener:
         self._socket.close()
 
 
+AT_ONCE = 256
+"""Ports asked at the same time: well below the 1,024 open files that many systems allow a process."""
+
+
 def refused(members: Sequence[Member], timeout: float) -> list[Member]:
     """Which of these members' ports refuse a connection.
 
     Args:
-        members: whom to ask, all at once.
-        timeout: seconds for all of them; no answer in time is not a refusal.
+        members: whom to ask, ``AT_ONCE`` at a time.
+        timeout: seconds for all of them; no answer in time is not a refusal, nor is a question that was not put.
     """
+    gone: list[Member] = []
+    deadline = time.monotonic() + timeout
+    for first in range(0, len(members), AT_ONCE):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        gone += _ask(members[first : first + AT_ONCE], left)
+    return gone
+
+
+def _ask(members: Sequence[Member], timeout: float) -> list[Member]:
     gone: list[Member] = []
     with selectors.DefaultSelector() as selector:
         for member in members:
