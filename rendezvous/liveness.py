@@ -84,8 +84,8 @@ def _ask(members: Sequence[Member], timeout: float) -> list[Member]:
                 continue
             except ConnectionRefusedError:
                 gone.append(member)
-            except (OSError, ValueError):
-                # Unreachable, unresolvable or no address at all is no refusal; the lease will tell.
+            except (OSError, ValueError, TypeError):
+                # Unreachable, unresolvable or (the last two) no address at all is no refusal; the lease will tell.
                 pass
             probe.close()
         deadline = time.monotonic() + timeout
