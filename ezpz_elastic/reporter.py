@@ -55,6 +55,10 @@ class Reporter:
         """What a survey after a failure has found wrong with this host."""
         self._send(exits, Outcome.FAILED, found, False)
 
+    def underway(self, exits: ExitWatch) -> None:
+        """A checkpoint has become durable: a round that ends without a word from this host still counts it."""
+        self._send(exits, Outcome.RUNNING, (), False)
+
     def interrupted(self, signum: int, exits: ExitWatch) -> None:
         """This agent itself was told to stop."""
         self._send(exits, Outcome.INTERRUPTED, [AgentSignalled(self._member.host, signum)], True)
@@ -72,4 +76,7 @@ class Reporter:
             evidence=msgspec.Raw(msgspec.json.encode(list(found))),
         )
         self._link.report(report)
-        self._journal.write("report", self._round, outcome=outcome.value, conclusive=conclusive, step=step)
+        if outcome is Outcome.RUNNING:
+            self._journal.write("progress", self._round, step=step, durable_step=durable_step)
+        else:
+            self._journal.write("report", self._round, outcome=outcome.value, conclusive=conclusive, step=step)

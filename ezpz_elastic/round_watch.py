@@ -102,6 +102,8 @@ class RoundWatch:
         self._reporter = Reporter(handler.member, number, self._link, handler.journal)
         self._leave_at: float | None = None
         self._hung = self._timed_out = False
+        self._speaks_for_all = seat.slot == 0  # a checkpoint is the whole job's; one host tells of it
+        self._durable: int | None = None
         eyes.walltime.begin(item.progress for item in files.values())
 
     def watch(self, stop_workers: Callable[[], None]) -> Decision:
@@ -123,6 +125,7 @@ class RoundWatch:
                     self._check()
                     self._leave_if_told(stop_workers)
                     self._look_at_clocks()
+                    self._tell_of_checkpoints()
                     for key, _ in selector.select(LOOK):
                         self._react(key, selector)
                     self._events.relay()
@@ -155,6 +158,12 @@ class RoundWatch:
         if not self._timed_out and self._eyes.walltime.over(self._exits.running()):
             self._timed_out = True
             self._reporter.out_of_time(self._exits, self._eyes.walltime.evidence(self._host))
+
+    def _tell_of_checkpoints(self) -> None:
+        durable = self._exits.durable_step() if self._speaks_for_all else None
+        if durable != self._durable:
+            self._durable = durable
+            self._reporter.underway(self._exits)
 
     def _react(self, key: selectors.SelectorKey, selector: selectors.BaseSelector) -> None:
         if key.fileobj is self._eyes.handler.listener:

@@ -123,8 +123,12 @@ class ExitWatch:
     def steps(self) -> tuple[int | None, int | None]:
         """The furthest step and the newest durable checkpoint that any local worker has told of."""
         steps = [step for files in self._files.values() if (step := last_step(files)) is not None]
+        return max(steps, default=None), self.durable_step()
+
+    def durable_step(self) -> int | None:
+        """The newest durable checkpoint that any local worker has told of."""
         told = [progress.read(files.progress).durable_step for files in self._files.values()]
-        return max(steps, default=None), max((step for step in told if step is not None), default=None)
+        return max((step for step in told if step is not None), default=None)
 
     def close(self) -> None:
         """Let go of the descriptors."""

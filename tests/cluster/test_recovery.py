@@ -47,6 +47,10 @@ def test_a_lost_host_is_retired_and_the_spare_goes_on_in_its_slot_from_the_last_
     assert (decision["kind"], decision["cause"], decision["lost"]) == ("bad_node_known", "host_lost", ["127.0.0.3"])
     assert cluster.outcome()["kind"] == "success"
     assert cluster.outcome()["hosts_retired"] == ["127.0.0.3"]
+    saved = [event["durable_step"] for event in cluster.events("progress") if event["round"] == 1]
+    assert saved
+    assert saved == sorted(saved)
+    assert {step % interval for step in saved} == {interval - 1}
     cluster.assert_nothing_left()
 
 
