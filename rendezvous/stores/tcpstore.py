@@ -29,7 +29,7 @@ OP_TIMEOUT = 5.0
 CONNECT_TIMEOUT = 2.0
 """Seconds one attempt to connect may take."""
 
-POLL = (0.002, 0.025)
+POLL = (0.002, 0.05)
 """Seconds between two looks of a waiting client: from the first down to the last, doubling."""
 
 LOOKS = 10_000
