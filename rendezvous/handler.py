@@ -67,6 +67,8 @@ SLICE = 0.25
 REFUSAL_LOOK = 2.0
 """Seconds between two looks of an agent without a slot for a word that it is not admitted, or that the job is over."""
 
+LAST_PORT = 65535
+
 CLOSED = "closed"
 """Key of the record by which ``set_closed`` ends the job for everybody."""
 
@@ -154,29 +156,27 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             RendezvousTimeoutError: no store answered within ``join_timeout``.
             JobMismatch: another job uses this run id.
         """
-        self._connect()
-        self._agree()
+        self._insist(self._agree)
         self._heart = Heart(self._store.connect(), self.member.id, self.job.lease_ttl)
-        self._announce()
+        self._insist(self._announce)
         self._heart.start()
         self._coordinator = Coordinator(self._store.connect(), self.job, self.member, self.decider, self._ledger)
         self._coordinator.start()
         self._joined = True
 
-    def _connect(self) -> None:
+    def _insist(self, step: Callable[[], None]) -> None:
+        """Repeat a step until the store has taken it; each of them may be done twice."""
         deadline = time.monotonic() + self.job.join_timeout
         while True:
             self._check()
             try:
-                self._store.get("job")
+                return step()
             except StoreRefused as error:
                 raise JobMismatch(str(error)) from error
             except StoreUnavailable as error:
                 if time.monotonic() >= deadline:
                     raise RendezvousTimeoutError(f"no store within {self.job.join_timeout:g} s: {error}") from error
                 self.interrupted.wait(SLICE)
-            else:
-                return
 
     def _agree(self) -> None:
         theirs = decode(self._store.create("job", encode(self.job)), JobRecord, "job")
@@ -319,21 +319,23 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
     def _take(self, roster: Roster, slot: int) -> Seat | None:
         """Meet the others of this round at a store of its own; ``None`` if the round ends before that."""
         key = f"round/{roster.round}/master"
+        mine: bytes | None = None
         if slot == 0:
             self._worker_server = serve_c10d(self.member.addr)
-            address = f"{self.member.addr} {self._worker_server.port}"
-            self._store.create(key, address.encode())
+            mine = f"{self.member.addr} {self._worker_server.port}".encode()
         while True:
             self._check()
             try:
-                master = self._store.wait(key, SLICE)
+                master = self._store.wait(key, SLICE) if mine is None else self._store.create(key, mine)
                 if master is not None:
                     break
                 if self._store.get(decision_key(roster.round)) is not None:
                     return None
             except StoreUnavailable:
                 self.interrupted.wait(SLICE)
-        addr, port = master.decode().split()
+        addr, _, port = master.decode(errors="replace").rpartition(" ")
+        if not addr or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+            raise RecordError(f"malformed record at {key!r}: expected an address and a port")
         return Seat(roster, slot, addr, int(port))
 
     # -- what the agent says -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import Action, Opening, encode
 from rendezvous.replay import decision_key, opening_key
+from rendezvous.stores import StoreUnavailable
 from rendezvous.stores.tcpstore import StoreServer, TcpStore
 
 
@@ -199,6 +201,54 @@ def test_a_store_that_does_not_come_back_is_a_lost_connection(running, monkeypat
         assert handler.num_nodes_waiting() == 0
         assert not handler.is_closed()
     running.server = StoreServer("127.0.0.1", 0, "run")
+
+
+class Flaky:
+    """A connection on which four operations in ten fail, half of these after they took place."""
+
+    def __init__(self, store) -> None:  # type: ignore[no-untyped-def]
+        self._store, self.failures, self._random = store, 0, random.Random(7)
+
+    def connect(self) -> Flaky:
+        return Flaky(self._store.connect())
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        method = getattr(self._store, name)
+        if name in {"wake", "scale", "close"}:
+            return method
+
+        def call(*arguments):  # type: ignore[no-untyped-def]
+            luck = self._random.random()
+            if luck < 0.2:
+                self.failures += 1
+                raise StoreUnavailable("before it was done")
+            answer = method(*arguments)
+            if luck < 0.4:
+                self.failures += 1
+                raise StoreUnavailable("after it was done")
+            return answer
+
+        return call
+
+
+def test_a_store_that_fails_at_many_operations_delays_the_round_and_ends_nobody(running, monkeypatch):
+    monkeypatch.setattr(module, "SLICE", 0.02)
+    handlers = [running.add(name) for name in ("h0", "h1")]
+    for handler in handlers:
+        handler._store = Flaky(handler._store)
+        running.next(handler)
+    running.until(lambda: len(running.infos) == 2, "the round is formed")
+    assert all(handler._store.failures > 0 for handler in handlers)
+    assert running.errors == {}
+
+
+@pytest.mark.parametrize("record", ["nowhere", "127.0.0.1 x", "127.0.0.1 99999999", " 1", "²"])
+def test_a_malformed_address_of_the_rounds_store_is_a_corrupt_state(running, record):
+    TcpStore("127.0.0.1", running.server.port, "run").create("round/1/master", record.encode())
+    for name in ("h0", "h1"):
+        running.next(running.add(name))
+    running.until(lambda: len(running.errors) == 2, "both stop cleanly")
+    assert all("malformed record at 'round/1/master'" in str(error) for error in running.errors.values())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_hostile_message_is_one_line_with_its_key_and_the_job_goes_on(bad, cap
     assert "\n" not in errors[0]
 
 
-@pytest.mark.parametrize("host", ["²1²", "1" * 255, "a\0b", "ü" * 100, "-1", " "])
+@pytest.mark.parametrize("host", ["²1²", "1" * 250, "a\0b", "ü" * 100, "-1", " "])
 def test_an_odd_host_name_breaks_nothing(host):
     world = World()
     store = FakeStore(world)
