@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "ezpz_elastic.checkpoint"])
+# The package's names are loaded on use, so the modules themselves are named; the last one where the path allows it.
+context.set_forkserver_preload(
+    ["torch.distributed.tensor", "ezpz_elastic.checkpoint.manager", "ezpz_elastic.checkpoint.reader", "checkpoint.jobs"]
+)
 
 DEADLINE = 120.0
 
