@@ -15,7 +15,8 @@ _CHECKPOINT = re.compile(
 )
 _SHARED = re.compile(r"torch/utils/data/|/multiprocessing/|/dev/shm|reductions\.py", re.I)
 _LOCAL_PATH = re.compile(r"['\"](?:/dev/shm|/tmp|/var/tmp|/local|/run)\b")
-_ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\bOs \{ code: (\d{1,3})|\(os error (\d{1,3})\)|\berrno = (\d{1,3})")
+"""As Python spells it, Rust's two ways (safetensors), HDF5's."""
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>")
 
 _NETWORK = re.compile(
@@ -42,6 +43,8 @@ _NETWORK_TYPES = frozenset(
     }
 )
 _TEARDOWN_TYPES = frozenset({"SignalException", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException"})
+_GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
+"""The members, which are told beneath, are what went wrong."""
 _CERTAIN_TYPES = frozenset({"SyntaxError", "IndentationError", "ModuleNotFoundError", "ImportError", "NameError"})
 
 # errno -> cause where a checkpoint frame is near, cause elsewhere (None: a broken connection, i.e. a cascade)
@@ -178,9 +181,9 @@ def _by_message(message: str) -> Reading | None:
 
 def _by_errno(error: ErrorRecord) -> Reading | None:
     found = _ERRNO.search(error.message)
-    if found is None or int(found.group(1)) not in _ERRNOS:
+    code = 0 if found is None else int(found.group(found.lastindex or 0))
+    if code not in _ERRNOS:
         return None
-    code = int(found.group(1))
     around = "\n".join([error.message, *(frame[0] for frame in error.frames)])
     checkpoint = bool(_CHECKPOINT.search(around))
     if code == 28 and (_LOCAL_PATH.search(error.message) or (_SHARED.search(around) and not checkpoint)):
@@ -193,7 +196,7 @@ def _by_type(error: ErrorRecord) -> Reading:
     name = error.type.rpartition(".")[2]
     if name == "KeyboardInterrupt":
         return Reading(Cause.UNKNOWN, kind=VerdictKind.INTERRUPTED.value)
-    if name in _TEARDOWN_TYPES:
+    if name in _TEARDOWN_TYPES | _GROUPS:
         return Reading(Cause.UNKNOWN, Role.CASCADE)
     if name.endswith("MemoryError"):
         return Reading(Cause.OOM_DEVICE if name.endswith("OutOfMemoryError") else Cause.OOM_HOST)

@@ -10,7 +10,7 @@ import msgspec
 from ezpz_elastic.decide.evidence import LogMatch
 from ezpz_elastic.observe.matching import Matcher
 from ezpz_elastic.observe.scanner import Scanner
-from ezpz_elastic.observe.sources import CHUNK_BYTES, chunks
+from ezpz_elastic.observe.sources import CHUNK_BYTES, chunks, open_log, packing
 from ezpz_elastic.observe.tracebacks import last_error, last_lines
 from ezpz_elastic.signatures import Library, load_library
 
@@ -93,8 +93,9 @@ def scan_rank_log(path: Path | str, *, rank: int, host: str, library: Library | 
 
 def _bulk(path: Path) -> range:
     """Offsets between the beginning and the end of a long log, where words with escapes inside are not looked for."""
-    if path.suffix in {".gz", ".zst", ".zstd"} or not path.is_file():
-        return range(0)
+    with open_log(path) as file:
+        if packing(path, file):
+            return range(0)
     return range(_FIRST_BYTES, max(path.stat().st_size - _LAST_BYTES, 0))
 
 

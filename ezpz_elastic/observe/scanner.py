@@ -169,7 +169,7 @@ class Scanner:
     def _skip(self, chunk: bytes) -> None:
         """Nothing was hit: count lines, keep the tail."""
         cut = chunk.rfind(b"\n") + 1
-        if not self.steps.see(chunk, cut) and self._tail:
+        if not self.steps.see(chunk, cut, whole=True) and self._tail:
             first = self._tail + chunk[: chunk.find(b"\n") + 1]
             self.steps.see(first, len(first))
         self._cut = False

@@ -12,11 +12,13 @@ from typing import BinaryIO
 
 from ezpz_elastic.errors import UsageError
 
-__all__ = ["CHUNK_BYTES", "chunks", "open_log"]
+__all__ = ["CHUNK_BYTES", "chunks", "open_log", "packing"]
 
 CHUNK_BYTES = 512 * 1024
 """Small enough to stay in the second-level cache between scanning and counting."""
 
+_GZIP, _ZSTD = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"
+"""How compressed files begin, whatever they are called."""
 _EXPECTED = "a log file (plain, .gz or .zst)"
 
 
@@ -30,13 +32,23 @@ def chunks(path: Path) -> Iterator[bytes]:
         UsageError: it is missing, a directory, not readable, no regular file, or broken.
     """
     with open_log(path) as file:
-        if path.suffix == ".gz":
+        packed = packing(path, file)
+        if packed == "gz":
             yield from _unzip(path, file)
-        elif path.suffix in {".zst", ".zstd"}:
+        elif packed == "zst":
             yield from _unzstd(path, file)
         else:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
+
+
+def packing(path: Path, file: BinaryIO) -> str:
+    """How an opened log is compressed, by its name or by how it begins: ``gz``, ``zst``, or empty for not at all."""
+    begins = file.read(4)
+    file.seek(0)
+    if path.suffix == ".gz" or begins.startswith(_GZIP):
+        return "gz"
+    return "zst" if path.suffix in {".zst", ".zstd"} or begins == _ZSTD else ""
 
 
 def open_log(path: Path) -> BinaryIO:

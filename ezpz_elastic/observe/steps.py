@@ -15,6 +15,7 @@ _STEP = re.compile(
 )
 _NOT_TRAINING = re.compile(rb"resum|restor|loaded|loading|saved|saving|starting|failed|error:", re.I)
 _WINDOW = 768
+_FURTHER_BACK = (8192, 65536, 524288)
 _WORDS = (b"step", b"iter", b"Step", b"Iter")
 
 
@@ -45,30 +46,40 @@ class StepTracker:
         lines = tail.rstrip().splitlines()
         self._at_end = bool(lines and _steps(lines[-1]))
 
-    def see(self, data: bytes, end: int, start: int = 0) -> bool:
+    def see(self, data: bytes, end: int, start: int = 0, *, whole: bool = False) -> bool:
         """Take note of ``data[start:end]``, which follows what was seen before; whether it shows a step.
 
-        Costs a few microseconds where progress lines are dense, and never more than a few passes over the bytes.
+        A ``whole`` chunk, with no line of interest in it, need not show two steps. Costs a few microseconds where
+        progress lines are dense, and never more than a few passes over the bytes.
         """
-        steps = _last_in(data, start, end)
+        steps = _last_in(data, start, end, further=not whole)
         for step in steps:
             if step != self.last:
                 self.before, self.last = self.last, step
         return bool(steps)
 
 
-def _last_in(data: bytes, start: int, end: int) -> list[int]:
-    """The last steps, two different ones if possible: the last few lines first, then where the word stands last."""
+def _last_in(data: bytes, start: int, end: int, *, further: bool) -> list[int]:
+    """The last steps, two different ones if that is cheap: the last few lines, else where the word stands last."""
     top = max(start, end - _WINDOW)
     found = _steps(data[top:end])
     for _ in range(4):
-        if len(set(found)) > 1 or top <= start:
-            return found
+        if found or top <= start:
+            break
         place = max(data.rfind(word, start, top) for word in _WORDS)
         if place < 0:
-            return found
+            break
         low = max(start, place - _WINDOW // 2)
-        found, top = _steps(data[low : min(place + 64, end)]) + found, low
+        found, top = _steps(data[low : min(place + 64, end)]), low
+    if not further or not found or len(set(found)) > 1:
+        return found
+    for back in _FURTHER_BACK:  # many ranks show the same step, one after the other
+        low = max(start, end - back)
+        if low >= top:
+            break
+        earlier = _steps(data[low : min(low + _WINDOW, top)])
+        if any(step != found[0] for step in earlier):
+            return earlier + found
     return found
 
 

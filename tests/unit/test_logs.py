@@ -70,8 +70,25 @@ def test_compressed_logs_are_read_and_a_cut_one_as_far_as_it_goes(tmp_path: Path
     (tmp_path / "a.gz").write_bytes(gzip.compress(text))
     (tmp_path / "b.zst").write_bytes(zstandard.compress(text))
     (tmp_path / "c.gz").write_bytes(gzip.compress(text)[:-9])
-    for name in ("a.gz", "b.zst", "c.gz"):
+    (tmp_path / "zipped-under-a-plain-name.log").write_bytes(gzip.compress(text))
+    (tmp_path / "b-too.log").write_bytes(zstandard.compress(text))
+    for name in ("a.gz", "b.zst", "c.gz", "zipped-under-a-plain-name.log", "b-too.log"):
         assert len(scan_log(tmp_path / name, LIBRARY).matches) == 1, name
+
+
+@pytest.mark.parametrize("ranks", [1, 24, 400])
+def test_one_progress_line_or_a_last_one_does_not_say_that_training_went_on(tmp_path: Path, ranks: int) -> None:
+    def steps(*numbers: int) -> bytes:
+        return b"".join(b"[rank%d] loss=2.5 step=%d\n" % (rank, number) for number in numbers for rank in range(ranks))
+
+    def told(after: bytes) -> int | None:
+        return scan(tmp_path, steps(*range(50)) + DEATH + b"\n" + after)[0].last_step
+
+    assert told(b"") == 49
+    assert told(b"step=70\n") == 49
+    assert told(b"step=70\nbye\n") == 49
+    assert told(steps(50) + b"step=7000\n") == 50
+    assert told(steps(*range(50, 99)) + b"bye\n") == 98
 
 
 def test_what_is_quoted_or_told_of_another_time_is_no_evidence(tmp_path: Path) -> None:
