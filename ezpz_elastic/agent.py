@@ -209,6 +209,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         """torch's way until the environments are prepared; then from the warm server, if there is one."""
         interrupted = self._handler.interrupted.is_set
         server = self._warm.server(interrupted) if self._warm is not None else None
+        if interrupted():
+            raise RendezvousClosedError("interrupted by a signal")
         if server is None or self._warm is None:
             return super()._start_workers(worker_group)  # type: ignore[no-any-return]
         spec, slot = worker_group.spec, worker_group.group_rank

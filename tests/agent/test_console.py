@@ -48,3 +48,17 @@ def test_a_console_that_went_away_stops_nothing(tmp_path: Path):
     sink.close()
     console.add(log, sink, "")
     console.close()
+
+
+def test_a_rank_that_says_its_connection_broke_is_heard_before_it_has_ended(tmp_path: Path):
+    heard: list[int] = []
+    log, sink, console = tmp_path / "log", io.BytesIO(), Console(lambda: heard.append(1))
+    console.add(log, sink, "")
+    log.write_bytes(b"step=1\nloss=2\n")
+    console.copy()
+    assert heard == []
+    with log.open("ab", buffering=0) as file:
+        file.write(b"RuntimeError: [../tcp/pair.cc:553] Connection closed by peer [127.0.0.3]:1")
+    console.copy()
+    assert heard
+    console.close()
