@@ -26,6 +26,7 @@ _KIND = {
     Cause.LAUNCH_ERROR: VerdictKind.USER_ERROR,
 }
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,15})")
+_MEMBER = re.compile(r"\[(?:PG ([^\]\n]{1,160}?) )?Rank (\d{1,9})\]")
 _WAITED = frozenset({"nccl.watchdog-timeout"})
 _IMPORT = re.compile(r"\b(?:ImportError|ModuleNotFoundError)\b")
 
@@ -135,16 +136,23 @@ def _name_lost(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], _
 
 
 def behind(hangs: Sequence[Finding], table: HostTable) -> list[Finding]:
-    """The one rank that is behind all others, if every rank of the attempt told how far it came."""
-    came: dict[int, tuple[int, Finding]] = {}
+    """The one rank that is behind all others, if every rank of the attempt told how far it came.
+
+    Only numbers of one process group are compared, and only of the group of all ranks: every group counts for itself,
+    and subgroups may bear the same name. In the group of all a rank's number there is its number in the job.
+    """
+    groups: dict[str, dict[int, tuple[int, Finding]]] = {}
     for item in hangs:
-        found = _SEQUENCE.search(item.text)
-        if found is not None and item.rank is not None:
-            came.setdefault(item.rank, (int(found.group(1)), item))
-    if len(came) < 2 or len(came) != table.ranks:
+        found, member = _SEQUENCE.search(item.text), _MEMBER.search(item.text)
+        if found is None or item.rank is None or (member is not None and int(member.group(2)) != item.rank):
+            continue
+        came = groups.setdefault(member.group(1) or "" if member is not None else "", {})
+        came.setdefault(item.rank, (int(found.group(1)), item))
+    whole = [came for came in groups.values() if len(came) > 1 and len(came) == table.ranks]
+    if len(whole) != 1:
         return []
-    lowest = min(number for number, _ in came.values())
-    last = [item for number, item in came.values() if number == lowest]
+    lowest = min(number for number, _ in whole[0].values())
+    last = [item for number, item in whole[0].values() if number == lowest]
     return last if len(last) == 1 else []
 
 
