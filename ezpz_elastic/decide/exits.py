@@ -22,6 +22,7 @@ _OWN_LINES = 300
 _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
 _CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi"})
 """Launchers that kill what is left of a job with signal 9 when a rank ended; PALS does not."""
+_TEARDOWN = frozenset({"slurm.teardown", "slurm.step-cancelled"})
 _RESTARTED_STEPS = 20
 """So many steps after an exit record are those of a restarted worker group."""
 _CAN_BE_HANDLED = frozenset(
@@ -78,7 +79,7 @@ def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Findin
     """The findings, with deaths by signal 9 made cascades where the whole job was killed and not a host.
 
     That is so where the log announced it first (a watchdog that kills, a person's Ctrl-C), and where every host of the
-    attempt died of it; and where the same launcher, one that cleans up with 9, had reported an exit before.
+    attempt died of it; and where the same launcher, one that cleans up with 9, had told of an end before.
     """
     deaths = [item for item in findings if item.primary and item.code == 9 and item.cause is Cause.HOST_LOST]
     everywhere = table.count > 1 and len({item.host for item in deaths} - {None}) == table.count
@@ -95,15 +96,17 @@ def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Findin
 
 
 def _cleaned_up(findings: Sequence[Finding]) -> set[int]:
-    """Deaths by 9, by ``id``, that a launcher tells after an exit with a code: its own cleanup of the ranks left."""
+    """Deaths by 9, by ``id``, that a launcher tells after another end or its own teardown: it cleaned up with them."""
     first: dict[tuple[str, str], float] = {}
     killed: set[int] = set()
     for item in findings:
         emitter = item.signature.partition(".")[0]
+        if item.signature in _TEARDOWN:
+            first.setdefault((item.source, emitter), item.order)
         if not item.primary or emitter not in _CLEAN_WITH_NINE:
             continue
         doubtful = item.cause is Cause.HOST_LOST and item.code == 9 and item.certainty is Certainty.DOUBTFUL
-        if item.cause is Cause.WORKER_EXIT and item.code is not None:
+        if item.cause is Cause.WORKER_EXIT:
             first.setdefault((item.source, emitter), item.order)
         elif (doubtful or item.cause is Cause.WORKER_KILLED) and (item.source, emitter) in first:
             killed.add(id(item))
