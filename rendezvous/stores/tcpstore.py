@@ -26,6 +26,10 @@ __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet"
 OP_TIMEOUT = 5.0
 """Seconds one operation may take before the store counts as unavailable."""
 
+SERVE_TIMEOUT = 30.0
+"""Seconds a new store may take to connect to itself: torch asks the name service for the peer's name while it connects,
+and a resolver that gets no answer gives up after 5 s or a multiple of it."""
+
 CONNECT_TIMEOUT = 2.0
 """Seconds one attempt to connect may take."""
 
@@ -90,14 +94,16 @@ def listen(host: str, port: int) -> socket.socket:
 def serve_c10d(host: str) -> TCPStore:
     """Serve a fresh c10d store on a port that the system chooses, for as long as the returned object lives."""
     listener = listen(host, 0)
-    return TCPStore(
+    store = TCPStore(
         host,
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=OP_TIMEOUT),
+        timeout=timedelta(seconds=SERVE_TIMEOUT),
         master_listen_fd=listener.detach(),
     )
+    store.set_timeout(timedelta(seconds=OP_TIMEOUT))
+    return store
 
 
 class StoreServer:
