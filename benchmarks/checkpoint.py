@@ -137,7 +137,7 @@ class Bench:
             for name, variant in pair if number % 2 == 0 else reversed(pair):
                 found[name] = variant()
         # A save interval shorter than a save would measure the disk, not the stall.
-        found[STALL] = self.async_stall(training=4 * max(found[SUMMED], found[SAVE]))
+        found[STALL] = self.async_stall(training=6 * max(found[SUMMED], found[SAVE]))
         return found
 
 
