@@ -68,6 +68,7 @@ def declare_gone(store: Store, member_id: str, host: str, how: str) -> Gone:
     store.create(refusal_key(member_id), encode(refusal))
     gone = Gone(member_id, how)
     store.append(encode(gone))
+    store.end(member_id, over=False)  # or what a dead host held would outlive the job
     return gone
 
 

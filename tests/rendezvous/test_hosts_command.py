@@ -13,7 +13,7 @@ from support.cluster import Cluster
 from ezpz_elastic.cli import main
 
 FOREVER = ["--no-python", "sleep", "600"]
-CONF = "settle=0.2,grace=2"
+CONF = "settle=0.2,grace=2,lease_ttl=10"
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_an_active_host_is_retired_refused_readmitted_and_comes_back_as_a_spare(
 
     code, told = hosts(cluster, capsys, "retire", "127.0.0.3", "--reason=its fan is broken")
     assert (code, told) == (0, "127.0.0.3 is retired (round 1)\n")
-    assert cluster.wait(3, 30) == 0
+    assert cluster.wait(3, 90) == 0
     assert "127.0.0.3 leaves" in cluster.output(3)
     cluster.await_true(lambda: cluster.workers(4, 2), "round 2 with the spare")
     assert cluster.rosters() == [["127.0.0.2", "127.0.0.3"], ["127.0.0.2", "127.0.0.4"]]
@@ -49,7 +49,7 @@ def test_an_active_host_is_retired_refused_readmitted_and_comes_back_as_a_spare(
     assert [event["reason"] for event in cluster.events("host_retired")] == ["its fan is broken"]
 
     cluster.start(3, FOREVER, conf=CONF)
-    assert cluster.wait(3, 30) == 2
+    assert cluster.wait(3, 90) == 2
     assert "127.0.0.3 was retired in round 1 (person): its fan is broken" in cluster.output(3)
 
     code, told = hosts(cluster, capsys, "readmit", "127.0.0.3")
@@ -62,7 +62,7 @@ def test_an_active_host_is_retired_refused_readmitted_and_comes_back_as_a_spare(
 
     code, told = hosts(cluster, capsys, "retire", "127.0.0.3")
     assert (code, told) == (0, "127.0.0.3 is retired (round 2)\n")
-    assert cluster.wait(3, 30) == 2
+    assert cluster.wait(3, 90) == 2
     assert len(cluster.rosters()) == 2, "a spare's retirement disturbs nobody"
     assert cluster.text("bad_nodes.txt").splitlines()[-1] == "127.0.0.3  person  attempt=2"
 

@@ -76,6 +76,7 @@ def job(tmp_path: Path) -> Iterator[EtcdJob]:
 def test_the_host_of_coordinator_and_rank_0_is_lost_and_a_spare_goes_on_in_its_slot(job):
     script = [str(JOBS / "train.py"), "--checkpoints", str(job.directory / "ckpts"), "--steps=100000"]
     script += ["--interval=5", "--seconds-per-step=0.05"]
+    job.conf = "lease_ttl=10,settle=0.5"  # a killed agent's port refuses at once; a slow one must not be taken for lost
     job.go(2, script)
     job.await_true(lambda: job.text("journal/127.0.0.2.jsonl"), "the first host")
     for host in (3, 4):
