@@ -26,6 +26,7 @@ import os
 import pkgutil
 import runpy
 import selectors
+import signal
 import socket
 import struct
 import sysconfig
@@ -35,6 +36,9 @@ from typing import Any, NoReturn
 
 LENGTH = struct.Struct("!I")
 DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/", "/dev/infiniband/")
+HANDLED = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""Signals that an agent handles unless ``--signals-to-handle`` says otherwise; torch's own default."""
+
 LONGEST = 1 << 16
 """Bytes kept of what the imports print."""
 
@@ -324,6 +328,12 @@ def settle_in(job: dict[str, Any], said: dict[int, bytes]) -> None:
     for name, value in environment.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
+    for name in environment.get("TORCHELASTIC_SIGNALS_TO_HANDLE", HANDLED).split(","):
+        number = signal.Signals.__members__.get(name.strip())
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            # Ignored since before the agent (nohup, a shell's background job). The agent handles it, and what a
+            # process handles its executed children find at its default.
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     for stream, text in said.items():
         os.write(stream, text)  # what the imports printed, which a fresh process would have printed too
     if "numpy.random" in sys.modules:

@@ -176,7 +176,9 @@ def test_a_host_that_is_cut_off_is_replaced_and_stops_its_workers_when_it_sees_t
     assert not network.reaches(3, 1), "the fault did not happen"
     network.await_true(lambda: network.pids(4, 2), "the spare takes over")
     assert network.hosts() == [[2, 3], [2, 4]]
-    assert alive(old), "a host that cannot see the store touches no worker"
+    if way == "both ways":
+        # What is sent to a host that is cut off one way may still arrive, the decision too.
+        assert alive(old), "a host that cannot see the store touches no worker"
     assert network.agents[3].poll() is None
     network.heal(3)
     network.await_true(lambda: not alive(old), "the stale workers are stopped", 30)

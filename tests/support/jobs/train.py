@@ -71,6 +71,8 @@ def main() -> None:
         if step % arguments.interval == arguments.interval - 1:
             manager.save(step, {"model": model, "optim": optimizer})
         time.sleep(arguments.seconds_per_step)
+    # DDP goes before the group: torch can wait for ever in the other order (docs/checkpoints.md).
+    del optimizer, model
     dist.destroy_process_group()
 
 
