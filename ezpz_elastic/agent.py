@@ -88,6 +88,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         logs.torch_tees = bool(spec.duplicate_stdout_filters or spec.duplicate_stderr_filters)
         self._logs = logs
         super().__init__(spec, logs_specs=logs, **arguments)
+        # Never closed: a signal may come until the very end.
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- torch's entry point -----------------------------------------------------------------------------------------
@@ -110,19 +111,19 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._warm = self._warm_up()
         self._health.start()
         started = time.monotonic()
-        try:
-            with self._signals:
+        with self._signals:
+            try:
                 return self._take_part()
-        except (JobMismatch, Refused) as error:
-            say(str(error))
-            raise SystemExit(2) from None
-        except RendezvousError as error:
-            say(f"FAILOVER STOP: {error}")
-            raise SystemExit(1) from None
-        finally:
-            self._total_execution_time = int(time.monotonic() - started)
-            self._stop_workers(self._worker_group)
-            self._shut_down()
+            except (JobMismatch, Refused) as error:
+                say(str(error))
+                raise SystemExit(2) from None
+            except RendezvousError as error:
+                say(f"FAILOVER STOP: {error}")
+                raise SystemExit(1) from None
+            finally:
+                self._total_execution_time = int(time.monotonic() - started)
+                self._stop_workers(self._worker_group)
+                self._shut_down()
 
     def _open_eyes(self) -> Eyes:
         settings = self._handler.settings
@@ -274,11 +275,13 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._health.close()
         if self._warm is not None:
             self._warm.close()
+        if self._scanner.ident is not None:
+            self._scanner.join()  # a thread inside C++ when the interpreter ends is an abort
+        # torch does this too, but with the default signals back in place: a second one would kill us there.
+        self._handler.shutdown()
         self._guard.dismiss()
         self._kernel_log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
     def _wake(self) -> None:
         try:

@@ -75,6 +75,10 @@ CLOSED = "closed"
 GONE_PATIENCE = 3.0
 """Seconds to wait for a store whose server has ended."""
 
+THREADS_PATIENCE = 10.0
+"""Seconds that the agent's own threads may take to end: both operations and attempts to connect have 5 s at most, and a
+store that is there answers in milliseconds."""
+
 FAREWELL = 5.0
 """Seconds the agent that serves the store stays for the others to read the last decision."""
 
@@ -362,12 +366,19 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         over = self.decision is not None and self.decision.action is not Action.RESTART
         try:
             self._store.append(encode(Gone(self.member.id, "left")))
-            for thread in (self._coordinator, self._heart):
-                if thread is not None and thread.is_alive():
-                    thread.join(timeout=SLICE * 4)
+            self._await_threads()
             self._store.end(self.member.id, over)
         except StoreUnavailable as error:
             logger.info("could not say goodbye: %s", error)
+        finally:
+            self._await_threads()
+
+    def _await_threads(self) -> None:
+        """A thread that is still inside torch's C++ when the interpreter ends takes the process down with SIGABRT."""
+        deadline = time.monotonic() + THREADS_PATIENCE
+        for thread in (self._coordinator, self._heart):
+            if thread is not None and thread.ident is not None:
+                thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _wait_for_the_others(self, timeout: float) -> None:
         """The agent that serves the store leaves last."""
