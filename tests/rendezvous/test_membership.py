@@ -46,6 +46,13 @@ def test_a_lost_host_gives_its_slot_to_the_spare_and_the_others_keep_theirs():
     assert [lost.member.host for lost in story.cases[0].case.lost] == ["h0"]
 
 
+def test_a_spare_stands_by_as_long_as_no_decision_empties_a_slot():
+    story = running(A, B, C, min_hosts=2, max_hosts=2)
+    story.tell(report(A, 1, conclusive=True))
+    assert story.rosters() == [["h0", "h1"], ["h0", "h1"]]
+    assert list(story.membership.queue) == [C.id]
+
+
 def test_holes_are_closed_from_the_top_when_the_spares_are_gone():
     story = running(A, B, C, D, min_hosts=2, max_hosts=4)
     story.tell(Gone(B.id, "expired"))
@@ -153,7 +160,7 @@ def test_a_retired_host_that_comes_back_is_refused_with_the_reason():
     story.pass_time(1.0)
     back = member("h1", 1)
     story.tell(Joined(back))
-    assert "retired in round 1 (lost)" in story.refused[back.id]
+    assert "retired in round 1 (lost)" in story.refused.get(back.id, "it was not refused")
     assert back.id not in story.membership.queue
 
 

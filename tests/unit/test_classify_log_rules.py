@@ -146,6 +146,12 @@ def test_143_asks_the_deadline_first(judge) -> None:  # type: ignore[no-untyped-
     assert judge("step=1\n", 143, remaining=7200.0).kind.value == "bad_node_blind"
 
 
+def test_an_exit_code_of_0_is_no_success_where_the_log_tells_of_a_failure(judge) -> None:  # type: ignore[no-untyped-def]
+    assert judge("step=300\n[ezpz/launch] Execution finished with 1.\n", 0).kind.value == "retryable_unattributed"
+    assert judge(f"step=3\n{AURORA[1]}: shepherd died from signal 9\n", 0, AURORA).kind.value == "bad_node_known"
+    assert judge("step=300\n[ezpz/launch] Execution finished with 0.\n", 0).kind.value == "success"
+
+
 def test_every_line_is_either_evidence_or_set_aside_with_why(judge) -> None:  # type: ignore[no-untyped-def]
     verdict = judge(
         f"{AURORA[1]}: shepherd died from signal 9\n{AURORA[0]}: rank 3 died from signal 15\n"
