@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from mutation.mutants import MUTANTS, Mutant
 from mutation.workshop import Failure, Outcome, Told, break_it, copy_project, judge, run_tests
 
