@@ -128,6 +128,7 @@ def _settled(outcome: Outcome, case: Gathered, context: Context) -> Verdict:
             reason=outcome.reason,
             evidence=outcome.evidence[:_EVIDENCE_LIMIT],
             certain=outcome.certain,
+            stale=outcome.stale,
         ),
         case,
         context,

@@ -166,6 +166,8 @@ def _blind(view: View) -> Plan:
     if view.verdict.cause is Cause.OOM_DEVICE and (error := _oom_elsewhere(view)) is not None:
         return error
     sweep = (Chore.PROBE_HOSTS,)
+    if view.verdict.stale:
+        return Plan(Move.IN_PLACE, "which blames nobody", chores=sweep)
     if view.limits.on_blind is OnBlind.NEVER:
         return Plan(Move.IN_PLACE, "nothing says which host, and guessing is off", chores=sweep)
     if view.limits.on_blind is OnBlind.SUSPECT and view.history.blind == 0:

@@ -21,7 +21,7 @@ _LEFT_BEHIND = frozenset({VerdictKind.WALLTIME.value, VerdictKind.PREEMPTED.valu
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A verdict's kind, cause and reason, with the lines and findings that made it."""
+    """A verdict's kind, cause and reason, with the lines and findings that made it; ``stale`` as in ``Verdict``."""
 
     kind: VerdictKind
     cause: Cause
@@ -29,6 +29,7 @@ class Outcome(msgspec.Struct, frozen=True):
     evidence: tuple[EvidenceLine, ...] = ()
     counted: tuple[Finding, ...] = ()
     certain: bool = True
+    stale: bool = False
 
 
 def from_scheduler(case: Gathered, exit_code: int | None, context: Context) -> Outcome | None:
@@ -69,10 +70,11 @@ def from_exit_code(case: Gathered, exit_code: int | None, context: Context) -> O
             VerdictKind.USER_ERROR, Cause.LAUNCH_ERROR, f"the command could not be run (exit code {exit_code})"
         )
     silence = "no signatures for this machine" if context.machine_note else "signatures exist and none matched"
-    if any("is no host of this attempt" in line.why for line in case.dropped):
+    stale = any("is no host of this attempt" in line.why for line in case.dropped)
+    if stale:
         silence = "stale: it names only hosts outside this attempt"
     told = "exit code unknown" if exit_code is None else f"exit code {exit_code}"
-    return Outcome(VerdictKind.BAD_NODE_BLIND, Cause.UNKNOWN, f"{told}; {silence}", certain=False)
+    return Outcome(VerdictKind.BAD_NODE_BLIND, Cause.UNKNOWN, f"{told}; {silence}", certain=False, stale=stale)
 
 
 def is_walltime_kill(case: Gathered, exit_code: int | None) -> bool:

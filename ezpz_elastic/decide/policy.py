@@ -69,7 +69,7 @@ def _remembered(view: View, before: History) -> History:
         history,
         marks=marks[-KEPT_HOSTS:],
         places=places[-KEPT_PLACES:],
-        blind=history.blind + (verdict.kind is VerdictKind.BAD_NODE_BLIND),
+        blind=history.blind + (verdict.kind is VerdictKind.BAD_NODE_BLIND and not verdict.stale),
         pre_training=_pre_training(view, before),
         storage_waited=history.storage_waited + _waited_for_storage(view, before),
         in_place=0 if _trained(view) else history.in_place,

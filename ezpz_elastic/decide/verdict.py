@@ -106,6 +106,7 @@ class Verdict(msgspec.Struct, frozen=True):
         set_aside: the lines that did not, each with why.
         fingerprint: identifies a repeated user error (exception type, message with numbers masked, innermost project
             frame); empty if there is none.
+        stale: nothing is known but what the log says of hosts outside the attempt; such a log blames nobody.
         certain: whether the cause is settled by this evidence alone; a doubtful device fault is not.
         step: the last step any rank reached; ``None`` if none is known.
         note: what the reader must know about the classifier itself, e.g. that a machine has no signatures (rule 11).
@@ -120,5 +121,6 @@ class Verdict(msgspec.Struct, frozen=True):
     set_aside: tuple[EvidenceLine, ...] = ()
     fingerprint: str = ""
     certain: bool = True
+    stale: bool = False
     step: int | None = None
     note: str = ""

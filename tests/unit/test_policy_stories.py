@@ -9,7 +9,7 @@ Commands::
     job hosts=a,b spares=c [min=2] [max-restarts=3] [on-blind=suspect]
         a new job
     end KIND CAUSE [hosts=b:lost] [suspects=b:1.0] [lost=b] [step=5] [durable=0] [at=60] [fp=x] [doubtful] [unformed]
-            [exit=1] [everywhere=yes|no] [spares=c,d] [tells-steps]
+            [exit=1] [everywhere=yes|no] [spares=c,d] [tells-steps] [stale]
         a round ends, 10 s after the last one if not ``at`` a time
     say
         the reason that was given last
@@ -56,6 +56,7 @@ class Job:
             suspects=tuple(Suspect(name, float(w), "") for name, w in _pairs(options.get("suspects", ""), "1.0")),
             fingerprint=options.get("fp", ""),
             certain="doubtful" not in options,
+            stale="stale" in options,
         )
         situation = Situation(
             round=self.round,
