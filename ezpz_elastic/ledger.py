@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -15,8 +16,9 @@ __all__ = ["RunLedger", "say"]
 
 
 def say(text: str) -> None:
-    """One line for the person at the console."""
-    print(f"[ezpz] {text}", file=sys.stderr, flush=True)
+    """One line for the person at the console. Nobody may be there any more: the journal has it all, the job goes on."""
+    with contextlib.suppress(OSError):
+        print(f"[ezpz] {text}", file=sys.stderr, flush=True)
 
 
 class RunLedger:

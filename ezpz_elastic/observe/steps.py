@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["StepTracker"]
+__all__ = ["StepTracker", "first_step"]
 
 _ESCAPE = re.compile(rb"\x1b\[[0-9;:?]{0,64}[@-~]")
 _STEP = re.compile(
@@ -17,6 +17,11 @@ _NOT_TRAINING = re.compile(rb"resum|restor|loaded|loading|saved|saving|starting|
 _WINDOW = 768
 _FURTHER_BACK = (8192, 65536, 524288)
 _WORDS = (b"step", b"iter", b"Step", b"Iter")
+
+
+def first_step(data: bytes) -> int | None:
+    """The first training step that some output shows; ``None`` if it shows none."""
+    return next(iter(_steps(data)), None) if any(word in data for word in _WORDS) else None
 
 
 class StepTracker:
