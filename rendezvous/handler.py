@@ -75,8 +75,8 @@ CLOSED = "closed"
 GONE_PATIENCE = 3.0
 """Seconds to wait for a store whose server has ended."""
 
-THREADS_PATIENCE = 10.0
-"""Seconds that the agent's own threads may take to end: both operations and attempts to connect have 5 s at most, and a
+THREADS_PATIENCE = 35.0
+"""Seconds that the agent's own threads may take to end: an operation has 5 s, an attempt to connect 30 s at most, and a
 store that is there answers in milliseconds."""
 
 FAREWELL = 5.0
@@ -150,6 +150,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._heart: Heart | None = None
         self._coordinator: Coordinator | None = None
         self._worker_server: TCPStore | None = None
+        self._line: Store | None = None  # of each round's link in turn
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +195,9 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self.job = theirs
 
     def _announce(self) -> None:
-        self._store.renew(self.member.id, self.job.lease_ttl)
+        """The heart's own connection takes the lease: however long it took to connect, it can renew it from then on."""
+        assert self._heart is not None
+        self._heart.beat()
         self._store.create(f"member/{self.member.id}", encode(self.member))
         self._store.append(encode(Joined(self.member)))
 
@@ -346,7 +349,9 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
 
     def watch(self, seat: Seat, wake: Callable[[], None]) -> RoundLink:
         """Start following the decision of this seat's round from a thread; ``wake`` is called when it is there."""
-        return RoundLink(self._store.connect(), seat.roster.round, wake)
+        if self._line is None:
+            self._line = self._store.connect()
+        return RoundLink(self._line, seat.roster.round, wake)
 
     def doubt(self) -> None:
         """What happens here may be the echo of a lost host: have ports asked at once instead of at the next beat."""
@@ -472,6 +477,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                 self._wait_for_the_others(FAREWELL)
             except StoreUnavailable as error:
                 logger.info("the store went away first: %s", error)
+        if self._line is not None:
+            self._line.close()
         self._store.close()
         self.listener.close()
         if self._server is not None:

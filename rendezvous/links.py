@@ -36,9 +36,17 @@ class Heart(threading.Thread):
     def run(self) -> None:
         while not self._stopping.wait(self._ttl / BEATS_PER_LEASE):
             try:
-                self._store.renew(self._lease, self._ttl)
+                self.beat()
             except StoreUnavailable as error:
                 logger.debug("heartbeat: %s", error)
+
+    def beat(self) -> None:
+        """Renew the lease once.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        self._store.renew(self._lease, self._ttl)
 
     def stop(self) -> None:
         """Stop beating."""
@@ -50,7 +58,7 @@ class RoundLink(threading.Thread):
     """Sends an agent's reports and waits for the decision of one round, so that the agent itself never waits.
 
     Args:
-        store: a connection of its own.
+        store: a connection that nobody else uses until ``stop``.
         round_number: the round.
         wake: called from this thread when ``decision`` or ``failure`` is set.
     """
@@ -96,7 +104,7 @@ class RoundLink(threading.Thread):
             self._outbox.popleft()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; the connection stays open for the next round's."""
         self._stopping.set()
-        self._store.close()
+        self._store.wake()
         self.join()

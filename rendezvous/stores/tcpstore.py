@@ -1,7 +1,8 @@
 """The embedded store: a c10d ``TCPStore`` that the agent on the endpoint host serves.
 
-Its host is a single point of failure. Nothing here blocks inside C++ for longer than ``OP_TIMEOUT``: waiting is a
-short poll with back-off, so that signals, stops and heartbeats are never held up by a waiting client.
+Its host is a single point of failure. No operation blocks inside C++ for longer than ``OP_TIMEOUT``: waiting is a
+short poll with back-off, so that signals, stops and heartbeats are never held up by a waiting client. Only to connect
+may take longer, see ``OPEN_TIMEOUT``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet"
 OP_TIMEOUT = 5.0
 """Seconds one operation may take before the store counts as unavailable."""
 
-SERVE_TIMEOUT = 30.0
-"""Seconds a new store may take to connect to itself: torch asks the name service for the peer's name while it connects,
-and a resolver that gets no answer gives up after 5 s or a multiple of it."""
+OPEN_TIMEOUT = 30.0
+"""Seconds torch's client may take to connect. It asks the name service for the peer's name before it does so, for an
+address in figures too, and nothing switches that off; a resolver asks again after 5 s when a packet was lost, and gives
+up after a multiple of it. Whether the store is there at all is known before, from its greeting."""
 
-CONNECT_TIMEOUT = 2.0
-"""Seconds one attempt to connect may take."""
+GREETING_TIMEOUT = 2.0
+"""Seconds the endpoint may take to say that the store is there."""
 
 POLL = (0.002, 0.05)
 """Seconds between two looks of a waiting client: from the first down to the last, doubling."""
@@ -99,7 +101,7 @@ def serve_c10d(host: str) -> TCPStore:
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=SERVE_TIMEOUT),
+        timeout=timedelta(seconds=OPEN_TIMEOUT),
         master_listen_fd=listener.detach(),
     )
     store.set_timeout(timedelta(seconds=OP_TIMEOUT))
@@ -153,8 +155,8 @@ def greet(host: str, port: int) -> Greeting:
         OSError: nothing listens there, or it cannot be reached.
     """
     heard = b""
-    deadline = time.monotonic() + CONNECT_TIMEOUT
-    with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT) as connection:
+    deadline = time.monotonic() + GREETING_TIMEOUT
+    with socket.create_connection((host, port), timeout=GREETING_TIMEOUT) as connection:
         try:
             while (left := deadline - time.monotonic()) > 0 and len(heard) < _LONGEST_GREETING:
                 connection.settimeout(left)
@@ -336,5 +338,7 @@ class TcpStore:
         greeting = greet(self._host, self._port)
         if greeting.run_id != self._run_id:
             raise ForeignEndpoint(f"{self._host}:{self._port} serves the run {greeting.run_id!r}, not {self._run_id!r}")
-        timeout = timedelta(seconds=OP_TIMEOUT)
-        return TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        timeout = timedelta(seconds=OPEN_TIMEOUT)
+        client = TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        client.set_timeout(timedelta(seconds=OP_TIMEOUT))
+        return client

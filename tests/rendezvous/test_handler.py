@@ -242,6 +242,35 @@ def test_a_store_that_fails_at_many_operations_delays_the_round_and_ends_nobody(
     assert running.errors == {}
 
 
+class Slow:
+    """Connections of which each takes as long as ``open`` is not set: a name service that does not answer."""
+
+    def __init__(self, store, opened: threading.Event) -> None:  # type: ignore[no-untyped-def]
+        self._store, self._opened = store, opened
+
+    def connect(self) -> Slow:
+        return Slow(self._store.connect(), self._opened)
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        self._opened.wait(20)
+        return getattr(self._store, name)
+
+
+def test_a_heart_that_is_slow_to_connect_delays_its_joining_and_loses_no_lease(running, monkeypatch):
+    connected = threading.Event()
+    handler = running.add("h0", min_hosts=1, max_hosts=1)
+    observer, connect = handler._store.connect(), handler._store.connect
+    others = iter([Slow(connect(), connected)])
+    monkeypatch.setattr(handler._store, "connect", lambda: next(others, None) or connect())
+    running.next(handler)
+    running.until(lambda: observer.get("job"), "the agent has agreed on the job")
+    assert observer.read(0, 0.3) == ([], 0)
+    assert observer.leases([handler.member.id]) == [None]
+    connected.set()
+    running.until(lambda: running.infos, "the round is formed")
+    assert observer.leases([handler.member.id]) != [None]
+
+
 @pytest.mark.parametrize("record", ["nowhere", "127.0.0.1 x", "127.0.0.1 99999999", " 1", "²"])
 def test_a_malformed_address_of_the_rounds_store_is_a_corrupt_state(running, record):
     TcpStore("127.0.0.1", running.server.port, "run").create("round/1/master", record.encode())

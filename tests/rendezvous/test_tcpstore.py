@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from support.cluster import free_port
+from torch.distributed import TCPStore
 
 from rendezvous.stores import StoreGone, StoreUnavailable
+from rendezvous.stores import tcpstore as module
 from rendezvous.stores.tcpstore import AddressTaken, ForeignEndpoint, StoreServer, TcpStore
 
 
@@ -69,3 +72,18 @@ def test_a_server_that_was_never_there_may_still_come():
     with pytest.raises(StoreUnavailable) as caught:
         TcpStore("127.0.0.1", free_port("127.0.0.1"), "run").get("k")
     assert not isinstance(caught.value, StoreGone)
+
+
+def test_a_slow_name_service_may_delay_the_first_contact_and_nothing_after_it(server, monkeypatch):
+    allowed = []
+
+    def connect(*arguments, timeout, **options):  # type: ignore[no-untyped-def]
+        allowed.append(timeout.total_seconds())
+        return TCPStore(*arguments, timeout=timeout, **options)
+
+    monkeypatch.setattr(module, "TCPStore", connect)
+    store = TcpStore("127.0.0.1", server.port, "run")
+    store.create("k", b"v")
+    assert allowed == [module.OPEN_TIMEOUT]
+    assert module.OPEN_TIMEOUT >= 3 * 5  # a resolver's own patience, three times over
+    assert store._client.timeout == timedelta(seconds=module.OP_TIMEOUT)
