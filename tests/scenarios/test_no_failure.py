@@ -1,0 +1,19 @@
+"""Without a fault the agent changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from scenarios import no_failure
+from scenarios.conftest import Made
+from scenarios.modes import MODES
+
+DEFAULT = ("ddp_2x2", "fsdp2_tp_2x2")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.soak) for name in MODES]
+)
+def test_every_bit_is_what_plain_torchrun_gives_and_there_was_one_round(name: str, baseline: Made, untroubled: Made):
+    mode = MODES[name]
+    assert no_failure.compare_runs(mode, baseline(mode), untroubled(mode)) == []

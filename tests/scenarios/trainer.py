@@ -1,0 +1,274 @@
+"""The training script of every scenario: a small GPT learns addition, and each step leaves what is needed to judge it.
+
+``torchrun … -m scenarios.trainer --mode ddp_2x2 --checkpoints DIR …``. It runs under plain torchrun and under the agent
+and does the same under both.
+"""
+
+from __future__ import annotations
+
+import time
+
+_STARTED = time.monotonic()
+
+import argparse  # noqa: E402  # the time that imports take is one of the spans that are told
+import hashlib  # noqa: E402
+import os  # noqa: E402
+import signal  # noqa: E402
+import threading  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from ezpz_elastic import progress  # noqa: E402
+from ezpz_elastic.checkpoint import CheckpointManager, PerRank  # noqa: E402
+from ezpz_elastic.checkpoint.facts import tell  # noqa: E402
+from scenarios import addition, dumps  # noqa: E402
+from scenarios.dumps import Key, Metric, digest  # noqa: E402
+from scenarios.gpt import GPT  # noqa: E402
+from scenarios.modes import MODES, Mode  # noqa: E402
+from scenarios.options import DROPS, parser  # noqa: E402
+from scenarios.parallel import Layout, divided, layout_of, whole  # noqa: E402
+
+_NORM_MEMORY = 0.9
+"""How much the running average of gradient norms keeps of itself at each step."""
+
+_WARM_UP = 8
+"""Steps in which the learning rate rises; it falls like the inverse square root afterwards."""
+
+
+class Spans:
+    """Tells how long each part of the start took."""
+
+    def __init__(self) -> None:
+        self._last = _STARTED
+
+    def end(self, name: str) -> None:
+        """The part that began when the last one ended is over."""
+        now = time.monotonic()
+        tell("span", name=name, seconds=round(now - self._last, 6), rank=int(os.environ["RANK"]))
+        self._last = now
+
+
+class Training:
+    """The state of training, and one step of it.
+
+    Args:
+        options: of the command line.
+        mode: the topology.
+    """
+
+    def __init__(self, options: argparse.Namespace, mode: Mode) -> None:
+        self.options = options
+        self.rank, self.round = dist.get_rank(), int(os.environ.get("EZPZ_ROUND", "1"))
+        self.layout: Layout = layout_of(mode.parallel, mode.per_host)
+        torch.manual_seed(options.seed)
+        self.model = GPT(
+            addition.VOCABULARY, addition.CONTEXT, options.width, options.depth, heads=4, dropout=options.dropout
+        )
+        self._activations: dict[str, torch.Tensor] = {}
+        if options.dumps is not None:
+            self._watch_activations()
+        self.called = divided(self.model, mode.parallel, self.layout)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=options.lr)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _rate)
+        self.stream = torch.Generator().manual_seed(1000 * options.seed + self.rank)
+        self.position, self.norm_average, self.step = 0, 0.0, 0
+        self.manager = CheckpointManager(options.checkpoints, keep_last=options.keep_last)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that a restart must bring back, but for what ``--drop`` leaves out of it."""
+        state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "schedule": self.schedule,
+            "rng": torch.get_rng_state(),
+            "stream": PerRank(self.stream.get_state()),
+            "position": self.position,
+            "grad_norm": self.norm_average,
+        }
+        return {name: value for name, value in state.items() if name not in self.options.drop}
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        state = self.state()
+        found = self.manager.restore(state)
+        if found is None:
+            return
+        self.step = found
+        if "rng" in state:
+            torch.set_rng_state(state["rng"])
+        if "stream" in state:
+            self.stream.set_state(state["stream"].value)
+        self.position = state.get("position", self.position)
+        self.norm_average = state.get("grad_norm", self.norm_average)
+        if "optimizer_steps" in self.options.drop:
+            for kept in self.optimizer.state.values():
+                kept["step"].zero_()
+        tell("state_restored", step=self.step, rank=self.rank, params=self._parameters_sum())
+
+    def save(self) -> None:
+        """Keep the state as of this step."""
+        self.manager.save(self.step, self.state())
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """One step."""
+        size = self.options.batch
+        serials = range(self.position, self.position + size)
+        rows = self.layout.rows(size)
+        problems = addition.batch(self.options.seed, serials)[rows.first : rows.end]
+        self._activations.clear()
+        logits = self.called(problems[:, :-1], rows)[:, addition.PROMPT - 1 :]
+        answers = problems[:, addition.PROMPT :]
+        share = functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="sum")
+        share = share / (size * addition.ANSWER)  # of the mean over the whole batch
+        self._meet_fate()
+        self.optimizer.zero_grad()
+        (share * self.layout.replicas).backward()  # the replicas' gradients are averaged
+        gradients = whole((f"grad.{name}", p.grad) for name, p in self.model.named_parameters())
+        norm = _norm(gradients)
+        self._clip(norm)
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.optimizer.step()
+        self.schedule.step()
+        self.position, self.step = serials.stop, self.step + 1
+        draw = float(torch.rand(1, generator=self.stream))
+        loss = self._summed(share.detach())
+        if self.options.dumps is not None:
+            metrics: dict[str, Metric] = {
+                "loss": loss,
+                "lr": rate,
+                "grad_norm": norm,
+                "norm_average": self.norm_average,
+                "position": self.position,
+                "rng": digest(torch.get_rng_state()),
+                "stream": draw,
+                "optimizer_steps": float(next(iter(self.optimizer.state.values()))["step"]),
+            }
+            key = Key(self.step, self.round, self.rank)
+            dumps.write(self.options.dumps, key, self._tensors(gradients), metrics, tuple(rows))
+        if self.options.records:
+            tell(
+                "step_trained",
+                step=self.step,
+                rank=self.rank,
+                world_size=dist.get_world_size(),
+                replica=self.layout.replica,
+                serials=[serials[rows.first], serials[rows.end - 1] + 1],
+                params=self._parameters_sum(),
+            )
+        if self.rank == 0:
+            print(f"step={self.step} loss={loss:.4f}", flush=True)
+        progress(self.step)
+
+    def _clip(self, norm: float) -> None:
+        """Clip to the running average of norms, which is part of the state."""
+        known = self.norm_average or norm
+        self.norm_average = _NORM_MEMORY * known + (1.0 - _NORM_MEMORY) * norm
+        if norm > self.norm_average:
+            for parameter in self.model.parameters():
+                parameter.grad.mul_(self.norm_average / norm)
+
+    def _summed(self, share: torch.Tensor) -> float:
+        total = share * self.layout.replicas / dist.get_world_size()  # ranks with the same rows tell the same share
+        dist.all_reduce(total)
+        return float(total)
+
+    def _meet_fate(self) -> None:
+        """After the forward pass, before any gradient is exchanged: die, or wait for whoever is to kill this host."""
+        here = (self.step + 1, self.rank, self.round)
+        if self.options.kill == here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.options.await_death == here:
+            self.options.cue.write_text(f"{os.getpid()}\n")
+            threading.Event().wait()
+
+    def hold(self) -> None:
+        """Wait at the start of a step until the round is ended from outside."""
+        if self.options.hold == (self.step + 1, self.round):
+            if self.rank == 0:
+                self.options.cue.with_suffix(".held").write_text(f"{self.step}\n")
+            threading.Event().wait()
+
+    # -- looking at it -----------------------------------------------------------------------------------------------
+
+    def _watch_activations(self) -> None:
+        def keep(name: str) -> Any:
+            def hook(_module: object, _inputs: object, output: torch.Tensor) -> None:
+                self._activations[f"act.{name}"] = output.detach()
+
+            return hook
+
+        for name, module in self.model.named_modules():
+            if name in {"tokens", "norm", "head"} or (name.startswith("blocks.") and name.count(".") == 1):
+                module.register_forward_hook(keep(name))
+
+    def _tensors(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        moments = {
+            f"optim.{name}.{kind}": self.optimizer.state[parameter][kind]
+            for name, parameter in self.model.named_parameters()
+            for kind in ("exp_avg", "exp_avg_sq", "step")
+        }
+        return {**gradients, **self._parameters(), **whole(moments.items()), **self._activations}
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return whole((f"param.{name}", p.data) for name, p in self.model.named_parameters())
+
+    def _parameters_sum(self) -> str:
+        """One sum of all parameters as this rank knows them."""
+        total = hashlib.sha256()
+        for name, tensor in sorted(self._parameters().items()):
+            total.update(f"{name} {digest(tensor)}\n".encode())
+        return total.hexdigest()
+
+
+def _rate(step: int) -> float:
+    return min((step + 1) / _WARM_UP, (_WARM_UP / (step + 1)) ** 0.5)
+
+
+def _norm(gradients: dict[str, torch.Tensor]) -> float:
+    squares = [gradients[name].square().sum() for name in sorted(gradients)]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def _train(options: argparse.Namespace, spans: Spans) -> None:
+    training = Training(options, MODES[options.mode])
+    spans.end("build")
+    training.restore()
+    spans.end("load")
+    first = True
+    while training.step < options.steps:
+        training.hold()
+        training.train()
+        if first:
+            first = False
+            spans.end("first_step")
+        if training.step % options.save_every == 0 or training.step == options.steps:
+            training.save()
+    if options.evaluate and training.rank == 0:
+        tell("evaluated", step=training.step, exact_match=addition.exact_match(training.model, addition.held_out()))
+    training.manager.close()
+
+
+def main() -> None:
+    """Join the others, train, leave."""
+    options = parser().parse_args()
+    assert set(options.drop) <= DROPS
+    spans = Spans()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    spans.end("import")
+    dist.init_process_group("gloo")
+    spans.end("init_process_group")
+    _train(options, spans)
+    # The model is gone by now, and with it DDP, which must not outlive its process group (docs/checkpoints.md).
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
