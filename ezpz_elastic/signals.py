@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 __all__ = ["StopSignals"]
@@ -50,8 +51,15 @@ class StopSignals:
         self.install()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        del error
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        del kind, trace
         for signum, previous in self._previous.items():
-            signal.signal(signum, previous)  # type: ignore[arg-type]  # what signal.signal gave us it takes back
+            handler = previous if not isinstance(error, SystemExit) else partial(_exit_again, error.code)
+            signal.signal(signum, handler)  # type: ignore[arg-type]  # what signal.signal gave us it takes back
         self._previous.clear()
+
+
+def _exit_again(code: str | int | None, signum: int, frame: FrameType | None) -> None:
+    """The process is on its way out and its exit code is settled: a late signal must not replace it."""
+    del signum, frame
+    raise SystemExit(code)
