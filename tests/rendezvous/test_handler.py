@@ -271,6 +271,38 @@ def test_a_heart_that_is_slow_to_connect_delays_its_joining_and_loses_no_lease(r
     assert observer.leases([handler.member.id]) != [None]
 
 
+class Busy:
+    """A store whose one operation lasts until it is let go: a thread that is inside torch's C++."""
+
+    def __init__(self) -> None:
+        self.inside, self.let_go = threading.Event(), threading.Event()
+
+    def renew(self, lease: str, ttl: float) -> None:
+        self.inside.set()
+        self.let_go.wait(20)
+
+    def close(self) -> None:
+        threading.Timer(0.2, self.let_go.set).start()
+
+
+def test_an_agent_whose_goodbye_fails_still_waits_for_its_threads(running, monkeypatch):
+    """Python ends a process in which another thread is inside C++ with SIGABRT."""
+    handler = running.add("h0", min_hosts=1, max_hosts=1)
+    running.next(handler)
+    running.until(lambda: running.infos, "the round is formed")
+    heart, busy = handler._heart, Busy()
+    monkeypatch.setattr(heart, "_store", busy)
+    assert busy.inside.wait(20)
+
+    def gone(value: bytes) -> None:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(handler._store, "append", gone)
+    handler.leave()
+    assert busy.let_go.is_set()
+    assert not heart.is_alive()
+
+
 @pytest.mark.parametrize("record", ["nowhere", "127.0.0.1 x", "127.0.0.1 99999999", " 1", "²"])
 def test_a_malformed_address_of_the_rounds_store_is_a_corrupt_state(running, record):
     TcpStore("127.0.0.1", running.server.port, "run").create("round/1/master", record.encode())
