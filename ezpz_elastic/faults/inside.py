@@ -8,16 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 from ezpz_elastic.faults.scene import Scene
 
 __all__ = [
     "EXIT_CODE",
     "InjectedFailure",
-    "Unsavable",
     "eat_memory",
     "hang",
     "hold_the_gil",
@@ -129,21 +126,6 @@ def truncate_shard(scene: Scene) -> None:
     victim = max(files, key=lambda path: path.stat().st_size)
     os.truncate(victim, victim.stat().st_size // 2)
     leave(scene)
-
-
-class Unsavable:
-    """A value whose saving is the death of the process: part of the checkpoint it is saved with is written by then.
-
-    Args:
-        deed: what happens when it is pickled; it does not return.
-    """
-
-    def __init__(self, deed: Callable[[], object]) -> None:
-        self._deed = deed
-
-    def __reduce__(self) -> NoReturn:
-        self._deed()
-        raise InjectedFailure("a deed that was to end the process returned")
 
 
 def _by(signum: signal.Signals) -> None:

@@ -8,7 +8,7 @@ that never landed reports the second as the first, so whoever checks a run check
 from __future__ import annotations
 
 import os
-import threading
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -74,7 +74,7 @@ class Receipts:
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         final = self._directory / f"{name or receipt.mode}-{receipt.number}.json"
-        partial = final.with_name(f".{final.name}.{threading.get_native_id()}")
+        partial = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
         with partial.open("wb") as file:
             file.write(msgspec.json.encode(receipt) + b"\n")
             file.flush()
