@@ -68,9 +68,25 @@ def parse(arguments: Namespace) -> tuple[Any, Any, list[str]]:
     _check(arguments)
     _choose_endpoint(arguments)
     try:
-        return config_from_args(arguments)  # type: ignore[no-any-return]  # torch is not followed by mypy
+        config, command, command_arguments = config_from_args(arguments)
     except (ValueError, AssertionError, RuntimeError) as error:
         raise UsageError(str(error) or f"torch refuses the arguments ({type(error).__name__})", hint=_HELP) from error
+    _add_warmth(config.rdzv_configs, arguments)
+    return config, command, command_arguments
+
+
+def _add_warmth(conf: dict[str, Any], arguments: Namespace) -> None:
+    """Our own flags are other spellings of ``--rdzv-conf`` keys, for people who would not look for them there."""
+    names = arguments.warm_import.split(",") if arguments.warm_import else []
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"--warm-import: {name!r}", expected="names of modules, joined by commas", hint=_HELP)
+    for key, value in (("warm", arguments.warm), ("warm_import", "+".join(names))):
+        if not value:
+            continue
+        if conf.setdefault(key, value) != value:
+            flag = "--" + key.replace("_", "-")
+            raise UsageError(f"{flag}={value} and --rdzv-conf={key}={conf[key]}", expected="one of them")
 
 
 def _parser() -> ArgumentParser:
@@ -87,6 +103,18 @@ def _parser() -> ArgumentParser:
     parser.prog = "ezpz-elastic run"
     parser.description = "The agent of this host. Takes the arguments of torchrun."
     parser.error = refuse  # type: ignore[method-assign]  # torch builds the parser, so it cannot be a subclass
+    parser.add_argument(
+        "--warm",
+        choices=["on", "off"],
+        help="Fork workers from a process that has imported torch already, or start each in an interpreter of its own "
+        "(default: on; off where a worker is no Python script: --no-python, --run-path).",
+    )
+    parser.add_argument(
+        "--warm-import",
+        metavar="A,B",
+        help="Further modules for that process to import, none of the program's own; what the first life of the "
+        "workers imports by its first step is learned anyway.",
+    )
     parser.add_argument("--verbose", action="store_true", help="Show the traceback of a usage error.")
     for name, value in _OURS.items():
         if f"PET_{name.upper()}" not in os.environ:  # where torchrun takes a default from, too

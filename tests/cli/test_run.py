@@ -70,6 +70,10 @@ def refused(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["missing.py"], "missing.py"),
         (["--no-python", "no-such-program-anywhere"], "no-such-program-anywhere"),
         (["--no-python", "-m", "train"], "no-python"),
+        (["--warm=maybe", "train.py"], "--warm"),
+        (["--warm-import=numpy,my model", "train.py"], "'my model'"),
+        (["--warm-import=numpy,,torch", "train.py"], "joined by commas"),
+        (["--warm=off", "--rdzv-conf=warm=on", "train.py"], "--rdzv-conf=warm=on"),
         ([], "training_script"),
     ],
 )
@@ -156,6 +160,38 @@ def test_the_exit_code_is_the_workers_own_as_under_torchrun(tmp_path: Path) -> N
     assert ours.returncode == theirs.returncode == 7
     assert "FAILOVER STOP: " in ours.stderr
     assert "Traceback" not in ours.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "forked", "imported"),
+    [
+        (["--warm=on", "--warm-import=colorsys,xml.dom", "show.py"], True, "True True"),
+        (["--warm=off", "--warm-import=colorsys", "show.py"], False, "False False"),
+        (["--warm=on", "--warm-import=colorsys", "--no-python", sys.executable, "show.py"], False, "False False"),
+    ],
+    ids=["on", "off", "--no-python"],
+)
+def test_workers_are_forked_warm_if_that_is_wanted_and_can_be(
+    tmp_path: Path, words: list[str], forked: bool, imported: str
+) -> None:
+    (tmp_path / "show.py").write_text(
+        "import os, sys\n"
+        "print('parent', os.getppid(), *(name in sys.modules for name in ('colorsys', 'xml.dom')), flush=True)\n"
+    )
+    done = finish([str(BIN / "ezpz-elastic"), "run", "--rdzv-conf=run_dir=out", *words], tmp_path)
+    assert done.returncode == 0, done.stderr
+    journal = next((tmp_path / "out" / "journal").iterdir()).read_text().splitlines()
+    agent = next(event["pid"] for event in map(json.loads, journal) if event["event"] == "member_joined")
+    told = next(line for line in done.stdout.splitlines() if line.startswith("parent "))
+    parent, _, modules = told.removeprefix("parent ").partition(" ")
+    assert (int(parent) != agent, modules) == (forked, imported)
+
+
+def test_the_help_tells_of_our_own_flags_beside_torchruns() -> None:
+    done = subprocess.run(
+        [str(BIN / "ezpz-elastic"), "run", "--help"], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    assert {"--warm", "--warm-import", "--verbose", "--nproc-per-node"} <= set(done.stdout.replace(",", " ").split())
 
 
 def test_two_hosts_with_torchruns_older_spelling_of_the_endpoint(tmp_path: Path, free_port: int) -> None:
