@@ -18,7 +18,9 @@ __all__ = ["KINDS", "METRICS", "PER_RANK", "TOLERANCE", "alike", "identical", "s
 KINDS = ("grad.", "param.", "optim.", "act.")
 """Every dump has tensors of each kind."""
 
-METRICS = frozenset({"loss", "lr", "grad_norm", "norm_average", "position", "rng", "stream", "optimizer_steps"})
+METRICS = frozenset(
+    {"loss", "lr", "next_lr", "grad_norm", "norm_average", "position", "rng", "stream", "optimizer_steps"}
+)
 """Every dump has exactly these."""
 
 PER_RANK = frozenset({"stream"})

@@ -5,14 +5,27 @@ Only what was decided counts here: rounds, verdicts, retirements, decisions, adm
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ezpz_elastic.errors import UsageError
-from ezpz_elastic.faults.analysis.read import Malformed, read_events
+from ezpz_elastic.faults.analysis.read import Malformed, read_events, read_run
 from scenarios.runs import host_name
 
-__all__ = ["admitted", "decided", "differences", "finished", "opened", "readmitted", "retired", "silent", "story"]
+__all__ = [
+    "admitted",
+    "decided",
+    "differences",
+    "finished",
+    "killed",
+    "opened",
+    "readmitted",
+    "resumptions",
+    "retired",
+    "silent",
+    "story",
+]
 
 _TOLD = {
     "round_committed": ("roster",),
@@ -84,6 +97,42 @@ def differences(run_dir: Path, expected: Sequence[str]) -> list[str]:
         *(f"  told:     {line}" for line in told),
         *(f"  expected: {line}" for line in wanted),
     ]
+
+
+def resumptions(run_dir: Path, expected: dict[int, int]) -> list[str]:
+    """Complaints where workers resumed from other steps than expected.
+
+    Args:
+        run_dir: the run directory.
+        expected: round -> step that every rank of that round found; a round that is not there found none.
+    """
+    try:
+        records = [record for record in read_run(run_dir).records if record.name == "state_restored"]
+    except (Malformed, UsageError) as error:
+        return [str(error)]
+    found: dict[int, set[int]] = {}
+    for record in records:
+        found.setdefault(record.round, set()).add(record.fields["step"])
+    wanted = {number: {step} for number, step in expected.items()}
+    return [] if found == wanted else [f"resumed from {found} instead of {wanted} (round: steps)"]
+
+
+def killed(run_dir: Path, expected: list[tuple[int, int]]) -> list[str]:
+    """Complaints where agents saw other workers die of SIGKILL than expected.
+
+    Args:
+        run_dir: the run directory.
+        expected: round and rank of each.
+    """
+    try:
+        events = read_events(run_dir)
+    except (Malformed, UsageError) as error:
+        return [str(error)]
+    exits = [
+        event for event in events if event.name == "worker_exited" and event.fields.get("signal") == signal.SIGKILL
+    ]
+    found = [(event.round, event.fields["rank"]) for event in exits]
+    return [] if found == expected else [f"killed were {found} instead of {expected} (round, rank)"]
 
 
 def silent(baseline: Path) -> list[str]:

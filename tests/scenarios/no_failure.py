@@ -38,4 +38,4 @@ def compare_runs(mode: Mode, baseline: Path, target: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    app.main(__doc__, run_baseline, run_target, compare_runs)
+    app.main(__doc__, {"": app.Sides(run_baseline, run_target, compare_runs)})

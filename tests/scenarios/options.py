@@ -9,12 +9,16 @@ from scenarios.modes import MODES
 
 __all__ = ["DROPS", "parser"]
 
-DROPS = frozenset({"optimizer", "optimizer_steps", "schedule", "rng", "stream", "position", "grad_norm"})
+DROPS = ("optimizer", "optimizer_steps", "schedule", "rng", "stream", "position", "grad_norm")
 """What can be left out of the checkpoint, to see that a comparison notices."""
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(":"))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,8 +32,22 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dumps", type=Path, help="where each step's tensors and metrics go")
     made.add_argument("--records", action=argparse.BooleanOptionalAction, default=True)
     made.add_argument("--evaluate", action="store_true", help="ask the held-out problems at the end")
-    made.add_argument("--drop", action="append", default=[], metavar="PART", help="leave a part out of the checkpoint")
-    made.add_argument("--kill", type=_numbers, metavar="STEP:RANK:ROUND", help="SIGKILL itself before the all-reduce")
+    made.add_argument("--drop", action="append", default=[], choices=DROPS, help="leave a part out of the checkpoint")
+    made.add_argument(
+        "--controls",
+        type=_words,
+        default=(),
+        metavar="PART,…",
+        help="drop one a round, from the second on",
+    )
+    made.add_argument(
+        "--kill",
+        type=_numbers,
+        action="append",
+        default=[],
+        metavar="STEP:RANK:ROUND",
+        help="SIGKILL itself before the all-reduce",
+    )
     made.add_argument(
         "--await-death", type=_numbers, metavar="STEP:RANK:ROUND", help="leave --cue and wait before the all-reduce"
     )

@@ -90,7 +90,7 @@ def baseline(mode: Mode, directory: Path, steps: int, *more: str) -> None:
 @contextmanager
 def cluster(directory: Path) -> Iterator[Cluster]:
     """Agents whose files are in ``directory``; all of them have ended afterwards, however it went."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     made = Cluster(directory, FIRST_HOST)
     try:
         yield made
@@ -100,7 +100,14 @@ def cluster(directory: Path) -> Iterator[Cluster]:
 
 
 def start(
-    made: Cluster, index: int, mode: Mode, command: Sequence[str], *, least: int | None = None, conf: str = ""
+    made: Cluster,
+    index: int,
+    mode: Mode,
+    command: Sequence[str],
+    *,
+    least: int | None = None,
+    conf: str = "",
+    restarts: int = 3,
 ) -> None:
     """Start the agent of host ``index``.
 
@@ -111,12 +118,14 @@ def start(
         command: what torchrun runs.
         least: hosts to go on with; ``mode.hosts`` by default.
         conf: more of ``--rdzv-conf``.
+        restarts: the job's budget.
     """
     made.start(
         FIRST_HOST + index,
         command,
         nnodes=f"{least or mode.hosts}:{mode.hosts}",
         nproc=mode.per_host,
+        max_restarts=restarts,
         conf=_conf(mode, conf),
         env=environment(),
     )

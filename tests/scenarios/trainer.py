@@ -11,6 +11,7 @@ import time
 _STARTED = time.monotonic()
 
 import argparse  # noqa: E402  # the time that imports take is one of the spans that are told
+import gc  # noqa: E402
 import hashlib  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
@@ -28,7 +29,7 @@ from scenarios import addition, dumps  # noqa: E402
 from scenarios.dumps import Key, Metric, digest  # noqa: E402
 from scenarios.gpt import GPT  # noqa: E402
 from scenarios.modes import MODES, Mode  # noqa: E402
-from scenarios.options import DROPS, parser  # noqa: E402
+from scenarios.options import parser  # noqa: E402
 from scenarios.parallel import Layout, divided, layout_of, whole  # noqa: E402
 
 _NORM_MEMORY = 0.9
@@ -62,6 +63,8 @@ class Training:
     def __init__(self, options: argparse.Namespace, mode: Mode) -> None:
         self.options = options
         self.rank, self.round = dist.get_rank(), int(os.environ.get("EZPZ_ROUND", "1"))
+        self.control = dict(enumerate(options.controls, start=2)).get(self.round)
+        self.dropped = {*options.drop, self.control}
         self.layout: Layout = layout_of(mode.parallel, mode.per_host)
         torch.manual_seed(options.seed)
         self.model = GPT(
@@ -90,7 +93,7 @@ class Training:
             "position": self.position,
             "grad_norm": self.norm_average,
         }
-        return {name: value for name, value in state.items() if name not in self.options.drop}
+        return {name: value for name, value in state.items() if name not in self.dropped}
 
     def restore(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -105,13 +108,15 @@ class Training:
             self.stream.set_state(state["stream"].value)
         self.position = state.get("position", self.position)
         self.norm_average = state.get("grad_norm", self.norm_average)
-        if "optimizer_steps" in self.options.drop:
+        if "optimizer_steps" in self.dropped:
             for kept in self.optimizer.state.values():
                 kept["step"].zero_()
         tell("state_restored", step=self.step, rank=self.rank, params=self._parameters_sum())
 
     def save(self) -> None:
-        """Keep the state as of this step."""
+        """Keep the state as of this step; a control keeps nothing, so that the next one begins where it began."""
+        if self.control is not None:
+            return
         self.manager.save(self.step, self.state())
 
     # -- one step ----------------------------------------------------------------------------------------------------
@@ -143,6 +148,7 @@ class Training:
             metrics: dict[str, Metric] = {
                 "loss": loss,
                 "lr": rate,
+                "next_lr": self.optimizer.param_groups[0]["lr"],
                 "grad_norm": norm,
                 "norm_average": self.norm_average,
                 "position": self.position,
@@ -182,7 +188,7 @@ class Training:
     def _meet_fate(self) -> None:
         """After the forward pass, before any gradient is exchanged: die, or wait for whoever is to kill this host."""
         here = (self.step + 1, self.rank, self.round)
-        if self.options.kill == here:
+        if here in self.options.kill:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.options.await_death == here:
             self.options.cue.write_text(f"{os.getpid()}\n")
@@ -242,7 +248,8 @@ def _train(options: argparse.Namespace, spans: Spans) -> None:
     training.restore()
     spans.end("load")
     first = True
-    while training.step < options.steps:
+    # A control goes one step beyond the end, and dies in it.
+    while training.step < options.steps or training.control is not None:
         training.hold()
         training.train()
         if first:
@@ -258,7 +265,6 @@ def _train(options: argparse.Namespace, spans: Spans) -> None:
 def main() -> None:
     """Join the others, train, leave."""
     options = parser().parse_args()
-    assert set(options.drop) <= DROPS
     spans = Spans()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -266,7 +272,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     spans.end("init_process_group")
     _train(options, spans)
-    # The model is gone by now, and with it DDP, which must not outlive its process group (docs/checkpoints.md).
+    # DDP must not outlive its process group (docs/checkpoints.md), and the hooks make a circle of it.
+    gc.collect()
     dist.destroy_process_group()
 
 
