@@ -27,18 +27,21 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.elastic.utils import macros
 
-from ezpz_elastic import guard
 from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
+from ezpz_elastic.decide.evidence import Unkillable
 from ezpz_elastic.decide.policy import stop_line
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.health import Health
 from ezpz_elastic.ledger import say
 from ezpz_elastic.observe.exits import last_step
 from ezpz_elastic.observe.hang import StepClock
-from ezpz_elastic.observe.oom import KernelLog, OomWatch, counter_of
+from ezpz_elastic.observe.kernel import KernelLog
+from ezpz_elastic.observe.launcher import LauncherLog
+from ezpz_elastic.observe.oom import OomWatch, counter_of
 from ezpz_elastic.observe.scanner import warm_up
-from ezpz_elastic.process_tree import Guard, stop_all
+from ezpz_elastic.observe.stacks import process_state, wait_channel
+from ezpz_elastic.process_tree import Family, Guard, stop_all
 from ezpz_elastic.round_logs import Handover, RoundLogs
 from ezpz_elastic.round_watch import Eyes, RoundWatch
 from ezpz_elastic.signals import StopSignals
@@ -47,6 +50,7 @@ from ezpz_elastic.walltime import Walltime, known_deadline
 from ezpz_elastic.warm.client import ServerGone
 from ezpz_elastic.warm.context import WarmContext
 from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
+from ezpz_elastic.worker_groups import WorkerGroups
 from rendezvous.handler import JobMismatch, Refused, Seat
 from rendezvous.records import Action, Decision
 
@@ -79,6 +83,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._warm: WarmWorkers | None = None
         self._scratch = Path(tempfile.mkdtemp(prefix="ezpz-agent-"))
         self._tag = handler.member.id
+        self._watch: RoundWatch | None = None
+        self._unkillable: list[Unkillable] = []
         probes = Path(settings.probes_dir) if settings.probes_dir else None
         self._health = Health(handler.member.host, self._journal, probes)
         self._kernel_log = KernelLog()
@@ -105,7 +111,9 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         del role
         self._signals = StopSignals(self._wake, self._handler.interrupted, self._hurry)
         self._eyes = self._open_eyes()
-        self._guard = Guard(self._tag, [self._scratch])
+        self._groups = WorkerGroups(self._tag)
+        self._family = Family(self._tag, self._groups.directory, self._servers)
+        self._guard = Guard(self._tag, [self._scratch], self._groups.directory)
         # Compiling the signatures takes half a second, which no failure should wait for.
         self._scanner = threading.Thread(target=lambda: warm_up(load_library()), name="ezpz-scanner", daemon=True)
         self._warm = self._warm_up()
@@ -136,6 +144,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             oom=OomWatch(counter_of(), self._kernel_log),
             health=self._health,
             walltime=Walltime(deadline, settings.margin, settings.nudge == "on"),
+            launcher=LauncherLog(Path(settings.launcher_log) if settings.launcher_log else None),
             wake_read=self._wake_read,
             wake=self._wake,
         )
@@ -203,6 +212,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         group.state = WorkerState.HEALTHY
         if self._scanner.ident is None:
             self._scanner.start()
+        self._family.leaders = {worker.id for worker in group.workers}
         for worker in group.workers:
             self._journal.write("worker_started", roster.round, rank=worker.global_rank, pid=worker.id)
 
@@ -213,7 +223,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         if interrupted():
             raise RendezvousClosedError("interrupted by a signal")
         if server is None or self._warm is None:
-            return super()._start_workers(worker_group)  # type: ignore[no-any-return]
+            return self._start_cold(worker_group)
         spec, slot = worker_group.spec, worker_group.group_rank
         self._logs.hand_over = True
         try:
@@ -223,6 +233,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._pcontext = WarmContext(
             server,
             self._warm.begin(slot, self._has_stepped),
+            self._groups.entrance,
             name=spec.role,
             entrypoint=spec.entrypoint,
             args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
@@ -235,8 +246,14 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             self._pcontext.start()
         except ServerGone:
             self._stop_workers(worker_group)
-            return super()._start_workers(worker_group)  # type: ignore[no-any-return]
+            return self._start_cold(worker_group)
         return self._pcontext.pids()  # type: ignore[no-any-return]
+
+    def _start_cold(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for local_rank, pid in started.items():
+            self._groups.add(local_rank, pid)
+        return started
 
     def _has_stepped(self) -> bool:
         return any(last_step(files) is not None for files in self._logs.files.values())
@@ -244,12 +261,13 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
     def _run_round(self, seat: Seat) -> Decision:
         """Watch the workers until the round's decision is there, then stop what still runs."""
         group = self._worker_group
-        watch = RoundWatch(self._eyes, seat, self._pcontext, group.workers, self._logs.files)
+        carried, self._unkillable = self._unkillable, []
+        watch = RoundWatch(self._eyes, seat, self._pcontext, group.workers, self._logs.files, carried)
+        self._watch = watch
         decision = watch.watch(lambda: self._stop_workers(group))
         with self._span("stop"):
             self._stop_workers(group)
         self._console.drain()
-        watch.relay()
         return decision
 
     # -- stopping ----------------------------------------------------------------------------------------------------
@@ -259,16 +277,27 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         del worker_group
         if self._pcontext is None:
             return
-        for pid in stop_all(self._tag, signal.SIGTERM, self._grace, self._servers):
-            say(f"{self._handler.member.host}: process {pid} survives SIGKILL (uninterruptible sleep)")
+        if left := stop_all(self._family, signal.SIGTERM, self._grace):
+            self._tell_of_unkillable(left)
+        if self._watch is not None:
+            self._watch.stopped()
         self._shutdown(signal.SIGKILL, timeout=1)
-        self._pcontext = None
+        self._pcontext = self._watch = None
+
+    def _tell_of_unkillable(self, pids: list[int]) -> None:
+        """The round is decided already: this host becomes a suspect with its next report."""
+        states = {pid: f"state {process_state(pid) or '?'}, waits in {wait_channel(pid) or '?'}" for pid in pids}
+        host, detail = self._handler.member.host, "; ".join(sorted(set(states.values())))
+        self._unkillable.append(Unkillable(host, tuple(pids), detail))
+        self._journal.write("unkillable", self._handler.round, pids=pids, detail=detail)
+        for pid, state in states.items():
+            say(f"{host}: process {pid} survives SIGKILL ({state})")
 
     def _servers(self) -> set[int]:
         return self._warm.pids() if self._warm is not None else set()
 
     def _hurry(self) -> None:
-        guard.kill(set(guard.tagged(self._tag)) - self._servers(), signal.SIGKILL)
+        self._family.hurry()
 
     def _shut_down(self) -> None:
         self._console.close()
@@ -280,6 +309,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         # torch does this too, but with the default signals back in place: a second one would kill us there.
         self._handler.shutdown()
         self._guard.dismiss()
+        self._groups.close()
         self._kernel_log.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 

@@ -1,8 +1,9 @@
 """Ends what an agent leaves behind when the agent itself is killed. Runs as a process of its own, stdlib only.
 
-``python guard.py TAG [DIRECTORY …]`` reads standard input until its end. The agent writes ``done`` there before it
-exits in good order; if the input ends without that word, the agent was killed, and every process that carries the
-agent's tag in its environment is killed too, with the shared memory those processes held and the directories given.
+``python guard.py TAG GROUPS [DIRECTORY …]`` reads standard input until its end. The agent writes ``done`` there before
+it exits in good order; if the input ends without that word, the agent was killed, and every process that carries the
+agent's tag in its environment is killed too, with its session, what is in the control groups below ``GROUPS`` (empty:
+there are none), the shared memory those processes held and the directories given.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["TAG", "kill", "remove_segments", "segments", "tagged"]
+__all__ = ["TAG", "family", "kill", "kill_groups", "remove_groups", "remove_segments", "segments", "tagged"]
 
 TAG = "EZPZ_AGENT"
 """Environment variable that every process an agent starts inherits, whatever session or parent it moves to."""
@@ -37,12 +39,85 @@ def tagged(tag: str) -> Iterator[int]:
             yield int(entry.name)
 
 
+def family(tag: str, groups: Path | None = None, leaders: Iterable[int] = ()) -> set[int]:
+    """Pids of everything that an agent has started, as far as it can be known.
+
+    That is what carries the agent's tag, what is in the sessions that such processes lead, and what is in the control
+    groups: a process that has lost its environment and left its session as well is found by its group alone.
+
+    Args:
+        tag: the agent's tag.
+        groups: directory of the workers' control groups, if there are any.
+        leaders: workers, whose sessions count even if they have ended.
+    """
+    found = set(tagged(tag))
+    for group in _below(groups):
+        found.update(_members(group))
+    sessions = {*leaders, *(pid for pid in found if _session(pid) == pid)} - {os.getsid(0)}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and _session(int(entry.name)) in sessions and _is_ours(entry):
+            found.add(int(entry.name))
+    return found - {os.getpid()}
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _is_ours(entry: Path) -> bool:
+    """Whether a process runs as this user and has not ended."""
+    try:
+        state = (entry / "stat").read_text().rpartition(") ")[2][:1]
+        return entry.stat().st_uid == os.geteuid() and state not in {"", "Z", "X"}
+    except OSError:
+        return False
+
+
+def _below(groups: Path | None) -> list[Path]:
+    try:
+        return [path for path in groups.iterdir() if path.is_dir()] if groups is not None else []
+    except OSError:
+        return []
+
+
+def _members(group: Path) -> list[int]:
+    """Pids in a control group and in those that its processes have made below it."""
+    found: list[int] = []
+    for path in (group, *_below(group)):
+        try:
+            found += [int(line) for line in (path / "cgroup.procs").read_text().split()]
+        except (OSError, ValueError):
+            continue
+    return [pid for pid in found if pid > 0]
+
+
+def kill_groups(groups: Path | None) -> None:
+    """Kill whatever is in the control groups: at once where the kernel can (version 2), which no fork outruns."""
+    for group in _below(groups):
+        try:
+            (group / "cgroup.kill").write_text("1")
+        except OSError:
+            kill(_members(group), signal.SIGKILL)
+
+
+def remove_groups(groups: Path) -> None:
+    """Remove the control groups that are empty."""
+    for path in [*(below for group in _below(groups) for below in _below(group)), *_below(groups), groups]:
+        try:
+            path.rmdir()
+        except OSError:
+            continue
+
+
 def kill(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to processes, some of which may have ended meanwhile."""
+    """Send a signal to processes, some of which may have ended meanwhile or belong to somebody else."""
     for pid in pids:
         try:
             os.kill(pid, signum)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             continue
 
 
@@ -70,21 +145,27 @@ def remove_segments(paths: set[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def main(tag: str, directories: list[str]) -> None:
+def main(tag: str, groups: Path | None, directories: list[str]) -> None:
     """Wait for the agent's end; clean up if it was not a good one."""
     if sys.stdin.read().strip() == "done":
         return
     shared: set[Path] = set()
     for _ in range(100):
-        pids = list(tagged(tag))
+        pids = family(tag, groups)
         if not pids:
             break
         shared |= segments(pids)
+        kill_groups(groups)
         kill(pids, signal.SIGKILL)
     remove_segments(shared)
+    for _ in range(100):
+        if groups is None or not groups.exists():
+            break
+        remove_groups(groups)
+        time.sleep(0.01)  # what has been killed may still be on its way out of its group
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]) if sys.argv[2] else None, sys.argv[3:])

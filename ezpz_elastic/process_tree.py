@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+import psutil
+
 from ezpz_elastic import guard
 
-__all__ = ["Guard", "stop_all"]
+__all__ = ["Family", "Guard", "stop_all"]
 
 _KILL_PATIENCE = 5.0
 """Seconds to wait after SIGKILL; what is alive then is in uninterruptible sleep."""
@@ -26,10 +28,11 @@ class Guard:
     Args:
         tag: value of the environment variable ``guard.TAG`` in everything this agent starts.
         directories: removed along with the processes.
+        groups: directory of the workers' control groups, if there are any.
     """
 
-    def __init__(self, tag: str, directories: list[Path]) -> None:
-        command = [sys.executable, "-I", "-S", guard.__file__, tag, *map(str, directories)]
+    def __init__(self, tag: str, directories: list[Path], groups: Path | None = None) -> None:
+        command = [sys.executable, "-I", "-S", guard.__file__, tag, str(groups or ""), *map(str, directories)]
         environment = {key: value for key, value in os.environ.items() if key != guard.TAG}
         # Out of the agent's session and process group: whoever kills those must not take the guard along.
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
@@ -39,39 +42,71 @@ class Guard:
         self._process.communicate(b"done")
 
 
-def stop_all(tag: str, first: signal.Signals, grace: float, spared: Callable[[], Collection[int]] = tuple) -> list[int]:
-    """End every process that carries ``tag``.
+class Family:
+    """The processes that an agent's workers have started, and how to end them.
 
     Args:
         tag: the agent's tag.
+        groups: directory of the workers' control groups, if there are any.
+        spared: gives the pids of processes that stay; asked after each look for processes.
+    """
+
+    def __init__(self, tag: str, groups: Path | None, spared: Callable[[], Collection[int]] = tuple) -> None:
+        self._tag, self._groups, self._spared = tag, groups, spared
+        self._stuck: list[psutil.Process] = []
+        self.leaders: set[int] = set()
+
+    def find(self) -> list[int]:
+        """Pids of those that live, apart from those that outlived SIGKILL before: it is with them for good."""
+        found = guard.family(self._tag, self._groups, self.leaders)
+        self._stuck = [process for process in self._stuck if process.is_running()]
+        return sorted(found - set(self._spared()) - {process.pid for process in self._stuck})
+
+    def kill(self, pids: Iterable[int]) -> None:
+        """SIGKILL to these and to whatever is in the control groups."""
+        guard.kill_groups(self._groups)
+        guard.kill(pids, signal.SIGKILL)
+
+    def hurry(self) -> None:
+        """SIGKILL to all, now."""
+        self.kill(self.find())
+
+    def give_up_on(self, pids: Iterable[int]) -> None:
+        """These outlived SIGKILL; they end when the kernel lets go of them, and nobody waits for that."""
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._stuck.append(psutil.Process(pid))
+
+
+def stop_all(family: Family | str, first: signal.Signals, grace: float, patience: float = _KILL_PATIENCE) -> list[int]:
+    """End every process of a family.
+
+    Args:
+        family: whom; a tag alone stands for what carries it.
         first: signal to begin with; SIGKILL follows when ``grace`` is over.
         grace: seconds between the two.
-        spared: gives the pids of processes that stay; asked after each look for processes.
+        patience: seconds to wait after SIGKILL.
 
     Returns:
         Pids that are still alive: nothing but uninterruptible sleep keeps a process from SIGKILL.
     """
+    family = Family(family, None) if isinstance(family, str) else family
     shared: set[Path] = set()
-    pids = _without(guard.tagged(tag), spared)
+    pids = family.find()
     shared |= guard.segments(pids)
     guard.kill(pids, first)
     guard.kill(pids, signal.SIGCONT)  # a stopped process takes the signal only when it goes on
     alive = _wait(pids, grace)
-    deadline = time.monotonic() + _KILL_PATIENCE
-    while pids := _without(guard.tagged(tag), spared):
+    deadline = time.monotonic() + patience
+    while pids := family.find():
         shared |= guard.segments(pids)
-        guard.kill(pids, signal.SIGKILL)
+        family.kill(pids)
         alive = _wait(pids, deadline - time.monotonic())
         if alive and time.monotonic() >= deadline:
+            family.give_up_on(alive)
             break
     guard.remove_segments(shared)
     return alive
-
-
-def _without(pids: Iterable[int], spared: Callable[[], Collection[int]]) -> list[int]:
-    found = list(pids)
-    stay = spared()
-    return [pid for pid in found if pid not in stay]
 
 
 def _wait(pids: list[int], timeout: float) -> list[int]:

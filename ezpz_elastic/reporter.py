@@ -11,10 +11,13 @@ import msgspec
 from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, HostProbe, IdleTimeout, LogMatch, WorkerExit
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.observe.exits import ExitWatch
+from ezpz_elastic.observe.launcher import LauncherLog
 from rendezvous.links import RoundLink
 from rendezvous.records import Member, Outcome, Report
 
 __all__ = ["Reporter"]
+
+_BAD = frozenset({Outcome.FAILED, Outcome.INTERRUPTED})
 
 
 class Reporter:
@@ -25,23 +28,41 @@ class Reporter:
         round_number: about which round.
         link: the line to the store.
         journal: this host's journal.
+        launcher: the launcher's log, whose news go with every report of a failure.
+        carried: what was seen after the round before had been decided; it goes with the first report.
     """
 
-    def __init__(self, member: Member, round_number: int, link: RoundLink, journal: Journal) -> None:
+    def __init__(
+        self,
+        member: Member,
+        round_number: int,
+        link: RoundLink,
+        journal: Journal,
+        launcher: LauncherLog,
+        carried: Sequence[Evidence] = (),
+    ) -> None:
         self._member, self._round, self._link, self._journal = member, round_number, link, journal
+        self._launcher, self._carried = launcher, list(carried)
         self._numbers = itertools.count()  # drawn from two threads
 
     def ended(self, exits: ExitWatch, found: Sequence[Evidence]) -> None:
         """A worker has ended; tell of a failure at once, and of success when the last one is done."""
         for item in found:
             if isinstance(item, WorkerExit):
-                core = exits.dumped_core(item.rank)
-                self._journal.write("worker_exited", self._round, core=core, **msgspec.to_builtins(item))
+                self._exited(item)
         if found:
             conclusive = any(isinstance(item, WorkerExit) and item.signal == signal.SIGKILL for item in found)
             self._send(exits, Outcome.FAILED, found, conclusive)
         elif exits.finished() and not exits.failed():
             self._send(exits, Outcome.SUCCEEDED, (), False)
+
+    def by_agent(self, found: Sequence[WorkerExit]) -> None:
+        """Workers have ended because this agent made them: that is written down and is no evidence."""
+        for item in found:
+            self._exited(item)
+
+    def _exited(self, found: WorkerExit) -> None:
+        self._journal.write("worker_exited", self._round, **msgspec.to_builtins(found))
 
     def hung(self, exits: ExitWatch, found: IdleTimeout) -> None:
         """Nobody makes progress. All ranks of the job have been compared, so this need not wait for other reports."""
@@ -65,6 +86,8 @@ class Reporter:
 
     def _send(self, exits: ExitWatch, outcome: Outcome, found: Sequence[Evidence], conclusive: bool) -> None:
         step, durable_step = exits.steps()
+        if outcome in _BAD:
+            found, self._carried = [*found, *self._launcher.news(), *self._carried], []
         report = Report(
             round=self._round,
             member_id=self._member.id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
+from ezpz_elastic.decide.evidence import Evidence, WorkerExit
 from ezpz_elastic.decide.verdict import Cause
 from ezpz_elastic.events import EventRelay
 from ezpz_elastic.health import Health
 from ezpz_elastic.observe.exits import ExitWatch
 from ezpz_elastic.observe.hang import StepClock
+from ezpz_elastic.observe.launcher import LauncherLog
 from ezpz_elastic.observe.oom import OomWatch
 from ezpz_elastic.reporter import Reporter
 from ezpz_elastic.round_logs import WorkerFiles
@@ -37,9 +40,6 @@ __all__ = ["Eyes", "RoundWatch"]
 
 INTERRUPT_PATIENCE = 3.0
 """Seconds an interrupted agent waits for the job's decision before it leaves on its own."""
-
-STORE_PATIENCE = 10.0
-"""Seconds to wait for a store that is away once this host's workers have ended."""
 
 LOOK = 1.0
 """Seconds the loop sleeps at most; nothing it reacts to waits for this, it only carries workers' events over."""
@@ -57,6 +57,7 @@ class Eyes:
         oom: the kernel's word on memory.
         health: of this host.
         walltime: the deadline.
+        launcher: the launcher's log.
         wake_read: becomes readable when any of them has something to say.
         wake: makes it readable.
     """
@@ -68,6 +69,7 @@ class Eyes:
     oom: OomWatch
     health: Health
     walltime: Walltime
+    launcher: LauncherLog
     wake_read: int
     wake: Callable[[], None]
 
@@ -81,6 +83,7 @@ class RoundWatch:
         context: torch's handle on the workers' processes.
         workers: their ranks and pids.
         files: their files, by local rank.
+        carried: evidence from after the end of the round before.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class RoundWatch:
         context: PContext,
         workers: Sequence[Worker],
         files: Mapping[int, WorkerFiles],
+        carried: Sequence[Evidence] = (),
     ) -> None:
         handler, number = eyes.handler, seat.roster.round
         self._eyes, self._host = eyes, handler.member.host
@@ -99,7 +103,10 @@ class RoundWatch:
         self._ranks = Ranks(self._host, workers, files, handler.journal, number)
         finished = self._exits.finished
         self._stall = StallWatch(self._ranks, eyes.clock, seat, handler.connection(), finished, eyes.wake)
-        self._reporter = Reporter(handler.member, number, self._link, handler.journal)
+        # One agent reads it, or each would tell the same again.
+        launcher = eyes.launcher if seat.slot == 0 else LauncherLog(None)
+        launcher.begin()
+        self._reporter = Reporter(handler.member, number, self._link, handler.journal, launcher, carried)
         self._leave_at: float | None = None
         self._hung = self._timed_out = False
         self._speaks_for_all = seat.slot == 0  # a checkpoint is the whole job's; one host tells of it
@@ -138,8 +145,9 @@ class RoundWatch:
             self._ranks.look()  # what a hung process was doing is gone once it is stopped
         return decision
 
-    def relay(self) -> None:
-        """Carry over the last events of workers that have been stopped."""
+    def stopped(self) -> None:
+        """The agent has stopped its workers: write down how they ended, and carry over their last events."""
+        self._reporter.by_agent(self._exits.stopped())
         self._events.relay()
 
     def _leave_if_told(self, stop_workers: Callable[[], None]) -> None:
@@ -155,7 +163,10 @@ class RoundWatch:
         if self._stall.found is not None and not self._hung:
             self._hung = True
             self._reporter.hung(self._exits, self._stall.found)
-        if not self._timed_out and self._eyes.walltime.over(self._exits.running()):
+        over = self._eyes.walltime.over(self._exits.running())
+        if self._eyes.walltime.nudged:
+            self._exits.sent(signal.SIGUSR1)
+        if over and not self._timed_out:
             self._timed_out = True
             self._reporter.out_of_time(self._exits, self._eyes.walltime.evidence(self._host))
 
@@ -178,8 +189,11 @@ class RoundWatch:
     def _ended(self, local_rank: int, selector: selectors.BaseSelector) -> None:
         found = self._exits.collect(local_rank, selector)
         self._eyes.console.copy()  # the worker's own last words come before ours
-        if not found and self._exits.finished() and self._eyes.walltime.told:
-            return  # they have saved and ended because they were told to: that is no success
+        own = [item for item in found if isinstance(item, WorkerExit) and item.by_agent]
+        if own:
+            self._reporter.by_agent(own)
+        if own or (not found and self._exits.finished() and self._eyes.walltime.told):
+            return  # they have ended because they were told to: that is neither a failure nor success
         self._reporter.ended(self._exits, found)
         if found:
             self._eyes.handler.doubt()
@@ -193,5 +207,5 @@ class RoundWatch:
         if (failure := self._eyes.handler.coordination_failure()) is not None:
             raise RendezvousStateError(f"this host's coordinator failed: {failure}")
         away = 0.0 if self._link.away_since is None else time.monotonic() - self._link.away_since
-        if self._exits.finished() and away > STORE_PATIENCE:
+        if self._exits.finished() and away > self._eyes.handler.patience:
             raise RendezvousConnectionError(f"the store has been away for {away:.0f} s and the workers have ended")

@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         probes_dir: directory of executables that tell whether a host is healthy: exit code 0.
         machine: a machine's name, or ``auto``.
         run_dir: where the journal and the logs go; ``None``: ``ezpz-runs/<run_id>``.
-        launcher_log: the launcher's own console log, if it is written to a file.
+        launcher_log: the launcher's own console log, if it is written to a file; the agent in slot 0 reads it.
         warm: pre-warmed worker processes, ``on`` or ``off``.
         warm_import: modules to import ahead beside torch and what a first life is seen to need, joined by ``+``.
         etcd_ca, etcd_cert, etcd_key: files for TLS to etcd: its authority, this client's certificate and key.

@@ -64,6 +64,11 @@ class Walltime:
         """Whether the workers of this round have been told."""
         return self._told
 
+    @property
+    def nudged(self) -> bool:
+        """Whether the workers of this round were sent SIGUSR1."""
+        return self._told and self._nudge
+
     def over(self, running: Iterable[int]) -> bool:
         """Tell the workers when it is time; whether they have to be stopped now.
 

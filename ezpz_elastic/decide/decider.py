@@ -11,7 +11,7 @@ import msgspec
 
 from ezpz_elastic.decide.classify import classify
 from ezpz_elastic.decide.context import Context, host_key
-from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, LeaseLost, LostHow, WorkerExit
+from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, LeaseLost, LostHow, Unkillable, WorkerExit
 from ezpz_elastic.decide.history import History, load_history
 from ezpz_elastic.decide.policy import decide
 from ezpz_elastic.decide.situation import Limits, Situation
@@ -27,6 +27,7 @@ _HOW = {"expired": LostHow.EXPIRED, "refused": LostHow.REFUSED, "left": LostHow.
 
 _SILENT_WEIGHT = 0.2  # said nothing while others reported: weak, since the settle window is short
 _BEHIND_WEIGHT = 0.2  # its step counter stood still earlier than everybody else's
+_STUCK_WEIGHT = 0.4  # its processes outlived SIGKILL: something is wrong with it, perhaps only its storage client
 _LAST_WEIGHT = 0.05  # slowest to report: hardly more than noise, but better than position
 _LARGEST_STEP = 2**53  # no counter gets there, and beyond it JSON readers disagree on numbers
 _FEW = 4  # more hosts than that with the same weak hint single out nobody
@@ -93,6 +94,7 @@ class _Told:
             verdict = self._unexplained()
         if verdict.kind is VerdictKind.BAD_NODE_BLIND:
             verdict = msgspec.structs.replace(verdict, suspects=(*verdict.suspects, *self._weak_hints()))
+        verdict = msgspec.structs.replace(verdict, suspects=(*verdict.suspects, *self._stuck(verdict)))
         step, note = _newest((verdict.step,)), _joined(verdict.note, *self._notes)
         return msgspec.structs.replace(verdict, step=step, note=note)
 
@@ -168,6 +170,16 @@ class _Told:
         if len(behind) < len(steps):
             hints += _hints(behind, _BEHIND_WEIGHT, "was behind the others")
         return hints
+
+    def _stuck(self, verdict: Verdict) -> tuple[Suspect, ...]:
+        """Hosts whose kernel holds on to what was to be stopped, as far as they are not blamed anyway."""
+        told = [item for item in self._evidence if isinstance(item, Unkillable)]
+        here = {member.host for member in self._roster.members} - {host.name for host in verdict.hosts}
+        return tuple(
+            Suspect(host, _STUCK_WEIGHT, "its processes outlive SIGKILL")
+            for host in dict.fromkeys(item.host for item in told)
+            if host in here
+        )
 
     def _exits(self) -> list[WorkerExit]:
         """Workers that ended of their own accord, in order of arrival and, within a host, of failure."""

@@ -88,6 +88,8 @@ class WorkerExit(msgspec.Struct, frozen=True, tag=True):
         peak_rss_bytes: peak resident memory of the worker.
         oom_kills: how many oom kills the kernel counted in the worker's cgroup during the worker's life;
             ``None`` where no counter can be read.
+        core: whether the kernel wrote a core dump.
+        sent_by: who sent the signal and why, in words; empty where the system does not tell, which is the rule.
     """
 
     host: str
@@ -102,6 +104,8 @@ class WorkerExit(msgspec.Struct, frozen=True, tag=True):
     stderr_tail: tuple[str, ...] = ()
     peak_rss_bytes: int | None = None
     oom_kills: int | None = None
+    core: bool = False
+    sent_by: str = ""
 
 
 class LogMatch(msgspec.Struct, frozen=True, tag=True):
@@ -224,6 +228,20 @@ class IdleTimeout(msgspec.Struct, frozen=True, tag=True):
     behind: tuple[tuple[int, str], ...] = ()
 
 
+class Unkillable(msgspec.Struct, frozen=True, tag=True):
+    """Processes that outlived SIGKILL on a host when a round was stopped: they are stuck in its kernel.
+
+    Args:
+        host: the host.
+        pids: the processes.
+        detail: where in the kernel they wait, as far as it tells.
+    """
+
+    host: str
+    pids: tuple[int, ...]
+    detail: str = ""
+
+
 class AgentSignalled(msgspec.Struct, frozen=True, tag=True):
     """An agent was told to stop by a signal (a person's Ctrl-C, a scheduler's SIGTERM)."""
 
@@ -231,4 +249,14 @@ class AgentSignalled(msgspec.Struct, frozen=True, tag=True):
     signal: int
 
 
-Evidence = WorkerExit | LogMatch | LeaseLost | Accusation | HostProbe | SchedulerFact | IdleTimeout | AgentSignalled
+Evidence = (
+    WorkerExit
+    | LogMatch
+    | LeaseLost
+    | Accusation
+    | HostProbe
+    | SchedulerFact
+    | IdleTimeout
+    | AgentSignalled
+    | Unkillable
+)

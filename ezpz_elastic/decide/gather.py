@@ -15,13 +15,14 @@ from ezpz_elastic.decide.evidence import (
     LogMatch,
     Role,
     SchedulerFact,
+    Unkillable,
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
 from ezpz_elastic.decide.exits import consequent_exits, last_attempt, silent_children, teardown_kills
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
-from ezpz_elastic.decide.reports import from_exit, from_report
+from ezpz_elastic.decide.reports import from_exit, from_report, unkillable
 from ezpz_elastic.decide.verdict import Cause, EvidenceLine, Provenance
 
 __all__ = ["Gathered", "gather"]
@@ -90,6 +91,8 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
                 findings.extend(from_exit(item, table))
         elif isinstance(item, AgentSignalled):
             signalled.append(item)
+        elif isinstance(item, Unkillable):
+            dropped.append(_sentence(unkillable(item), "left over from the round before: a hint, and no cause"))
         elif isinstance(item, SchedulerFact) and item.host is None:
             if item.remaining is not None:
                 remaining = item.remaining if remaining is None else min(remaining, item.remaining)

@@ -15,6 +15,7 @@ from ezpz_elastic.decide.evidence import (
     LeaseLost,
     Role,
     SchedulerFact,
+    Unkillable,
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
@@ -22,7 +23,7 @@ from ezpz_elastic.decide.findings import Finding, Witness
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.verdict import Cause, Provenance
 
-__all__ = ["from_exit", "from_report"]
+__all__ = ["from_exit", "from_report", "unkillable"]
 
 _DOWN = re.compile(
     r"\b(?:down|fail(?:ed|ing)?|offline|not[_ ]?respond\w*|no[_ ]respond|unreachable|powered[_ ]off)\b", re.I
@@ -70,7 +71,7 @@ def from_exit(item: WorkerExit, table: HostTable) -> list[Finding]:
             )
         )
     ended = f"signal {item.signal}" if item.signal is not None else f"exit code {item.exit_code}"
-    text = f"rank {item.rank} on {item.host} ended with {ended}"
+    text = f"rank {item.rank} on {item.host} ended with {ended}{_beside(item)}"
     if item.oom_kills:
         made.append(
             msgspec.structs.replace(
@@ -107,6 +108,12 @@ def from_exit(item: WorkerExit, table: HostTable) -> list[Finding]:
     return made
 
 
+def _beside(item: WorkerExit) -> str:
+    """Who sent the signal, where that is told, and that there is a core dump to look at."""
+    sender = f" (sent by {item.sent_by})" if item.sent_by else ""
+    return (", core dumped" if item.core else "") + sender
+
+
 def _peer(message: str, table: HostTable) -> str | None:
     """The address a broken connection's exception points at."""
     found = _PEER.search(message)
@@ -115,6 +122,13 @@ def _peer(message: str, table: HostTable) -> str | None:
 
 def _memory(item: WorkerExit) -> str:
     return "" if item.peak_rss_bytes is None else f", peak {item.peak_rss_bytes / 2**30:.1f} GiB resident"
+
+
+def unkillable(item: Unkillable) -> str:
+    """Processes that outlived SIGKILL, in words."""
+    what = "process" if len(item.pids) == 1 else "processes"
+    where = f" ({item.detail})" if item.detail else ""
+    return f"{what} {', '.join(map(str, item.pids[:8]))} on {item.host} outlived SIGKILL{where}"
 
 
 def _usage_line(tail: tuple[str, ...]) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import PContext
 
-from ezpz_elastic.decide.evidence import Evidence, WorkerExit
+from ezpz_elastic.decide.evidence import ErrorRecord, Evidence, WorkerExit
 from ezpz_elastic.observe import progress
 from ezpz_elastic.observe.logs import last_error, last_lines, scan_rank_log
 from ezpz_elastic.observe.oom import OomWatch
 from ezpz_elastic.observe.steps import StepTracker
-from ezpz_elastic.observe.workers import DeathWatch, error_from_file, reap
+from ezpz_elastic.observe.workers import DeathWatch, Ended, error_from_file, reap, sender
 from ezpz_elastic.round_logs import WorkerFiles
 from ezpz_elastic.warm.client import Forked
 from ezpz_elastic.warm.context import WarmContext
@@ -28,6 +31,15 @@ TAIL_LINES = 20
 
 STEP_BYTES = 64 * 1024
 """How much of a log's end is searched for the last step, where the script does not call ``progress``."""
+
+LOG_BYTES = 256 << 20
+"""How much of a log's end is searched for signatures: a quarter of a second's work."""
+
+KILLED_LOG_BYTES = 1 << 20
+"""The same for a worker that was killed, since everybody waits for this report: a millisecond's work."""
+
+WORD_PATIENCE = 0.5
+"""Seconds in which the warm server tells of workers that have ended; it takes a millisecond."""
 
 MATCHES = 12
 """Matched lines reported from each end of a log: a report is a record in the store, not a copy of the log."""
@@ -53,14 +65,15 @@ class ExitWatch:
         oom: OomWatch,
     ) -> None:
         self._oom = oom
-        self._oom.since()  # kills of an earlier round were that round's
-        self._cores = set[int]()
+        self._oom.begin()
+        self._limits = resource.getrlimit(resource.RLIMIT_CPU)  # workers inherit it
         self._context, self._workers, self._files, self._host = context, workers, files, host
         self._watches: dict[int, DeathWatch | Forked] = {}
         for worker in workers:
             warm = context.workers[worker.local_rank] if isinstance(context, WarmContext) else None
             self._watches[worker.local_rank] = warm or DeathWatch(worker.id)
         self._running = set(self._watches)
+        self._sent: dict[int, set[int]] = {}
         self._failures = 0
 
     def register(self, selector: selectors.BaseSelector) -> None:
@@ -73,33 +86,59 @@ class ExitWatch:
         selector.unregister(self._watches[local_rank])
         self._running.discard(local_rank)
         ended = reap(self._context, local_rank)
+        assert ended is not None
         if ended.exit_code == 0:
             return []
-        files, rank = self._files[local_rank], self._workers[local_rank].global_rank
-        if ended.core:
-            self._cores.add(rank)
-        counted, kill = self._oom.since(), self._oom.of(self._workers[local_rank].id)
-        found = WorkerExit(
+        found = self._told(local_rank, ended)
+        if found.by_agent:
+            return [found]
+        self._failures += 1
+        files, last = self._files[local_rank], LOG_BYTES if ended.signal != signal.SIGKILL else KILLED_LOG_BYTES
+        return [
+            found,
+            *(match for log in (files.stderr, files.stdout) for match in self._matches(log, found.rank, last)),
+        ]
+
+    def _told(self, local_rank: int, ended: Ended) -> WorkerExit:
+        files, worker = self._files[local_rank], self._workers[local_rank]
+        counted, word = self._oom.since(), self._oom.of(worker.id)
+        killed = word is not None and word.resident_bytes is not None
+        return WorkerExit(
             host=self._host,
-            rank=rank,
+            rank=worker.global_rank,
             local_rank=local_rank,
             order=self._failures,
             exit_code=ended.exit_code,
             signal=ended.signal,
+            by_agent=ended.signal is not None and ended.signal in self._sent.get(worker.id, ()),
             step=last_step(files),
-            error=error_from_file(files.error) or last_error(files.stderr),
+            error=_error(files, ended),
             stderr_tail=last_lines(files.stderr, TAIL_LINES),
-            peak_rss_bytes=max(ended.peak_rss_bytes or 0, kill.resident_bytes if kill is not None else 0) or None,
-            oom_kills=max(counted or 0, 1) if kill is not None else counted,
+            peak_rss_bytes=max(ended.peak_rss_bytes or 0, (word and word.resident_bytes) or 0) or None,
+            oom_kills=max(counted or 0, 1) if killed else counted,
+            core=ended.core,
+            sent_by=sender(ended, word, self._limits),
         )
-        self._failures += 1
-        if found.signal == signal.SIGKILL:
-            return [found]  # a killed process has said nothing about it, and everybody waits for this report
-        return [found, *self._matches(files.stderr, rank), *self._matches(files.stdout, rank)]
 
-    def _matches(self, log: Path, rank: int) -> list[Evidence]:
+    def sent(self, signum: int) -> None:
+        """The agent sends this signal to the workers that run: an end by it is the agent's own doing."""
+        for pid in self.running():
+            self._sent.setdefault(pid, set()).add(signum)
+
+    def stopped(self) -> list[WorkerExit]:
+        """The ends of workers that the agent has stopped, as far as they have ended."""
+        deadline = time.monotonic() + WORD_PATIENCE
+        found = []
+        for local_rank in sorted(self._running):
+            ended = reap(self._context, local_rank, max(0.0, deadline - time.monotonic()))
+            if ended is not None:
+                self._running.discard(local_rank)
+                found.append(msgspec.structs.replace(self._told(local_rank, ended), by_agent=True))
+        return found
+
+    def _matches(self, log: Path, rank: int, last: int) -> list[Evidence]:
         """What signatures find in a worker's log: its first and its last lines."""
-        matches = scan_rank_log(log, rank=rank, host=self._host)
+        matches = scan_rank_log(log, rank=rank, host=self._host, last=last)
         if len(matches) > 2 * MATCHES:
             matches = matches[:MATCHES] + matches[-MATCHES:]
         return list(matches)
@@ -116,10 +155,6 @@ class ExitWatch:
         """Whether any worker has ended badly."""
         return self._failures > 0
 
-    def dumped_core(self, rank: int) -> bool:
-        """Whether the kernel wrote a core dump of that rank."""
-        return rank in self._cores
-
     def steps(self) -> tuple[int | None, int | None]:
         """The furthest step and the newest durable checkpoint that any local worker has told of."""
         steps = [step for files in self._files.values() if (step := last_step(files)) is not None]
@@ -135,6 +170,12 @@ class ExitWatch:
         for watch in self._watches.values():
             if isinstance(watch, DeathWatch):
                 watch.close()
+
+
+def _error(files: WorkerFiles, ended: Ended) -> ErrorRecord | None:
+    """The exception that ended a worker. One that was killed had survived whatever its stderr shows."""
+    told = error_from_file(files.error)
+    return told if told is not None or ended.signal == signal.SIGKILL else last_error(files.stderr)
 
 
 def last_step(files: WorkerFiles) -> int | None:

@@ -14,7 +14,7 @@ from ezpz_elastic.observe.sources import CHUNK_BYTES, chunks, open_log, packing
 from ezpz_elastic.observe.tracebacks import last_error, last_lines
 from ezpz_elastic.signatures import Library, load_library
 
-__all__ = ["LogFollower", "LogScan", "last_error", "last_lines", "scan_log", "scan_rank_log"]
+__all__ = ["LogFollower", "LogScan", "last_error", "last_lines", "scan_log", "scan_rank_log", "scan_since"]
 
 
 _FIRST_BYTES = 2 * 2**20
@@ -66,15 +66,21 @@ def scan_log(
         scanner.finish()
     finally:
         scanner.close()
+    return LogScan(_completed(matcher, scanner), scanner.steps.last, scanner.bytes)
+
+
+def _completed(matcher: Matcher, scanner: Scanner) -> tuple[LogMatch, ...]:
+    """The matches of a log that has ended, each with what followed it."""
     steps, lines = scanner.steps, scanner.lines
-    told = (
+    return tuple(
         msgspec.structs.replace(match, last_step=steps.since(match.step), after=lines - match.line)
         for match in matcher.take_all()
     )
-    return LogScan(tuple(told), steps.last, scanner.bytes)
 
 
-def scan_rank_log(path: Path | str, *, rank: int, host: str, library: Library | None = None) -> tuple[LogMatch, ...]:
+def scan_rank_log(
+    path: Path | str, *, rank: int, host: str, library: Library | None = None, last: int | None = None
+) -> tuple[LogMatch, ...]:
     """Matches in one worker's own stdout or stderr, for the agent that is its parent; a missing log has none.
 
     Args:
@@ -82,13 +88,47 @@ def scan_rank_log(path: Path | str, *, rank: int, host: str, library: Library | 
         rank: its global rank.
         host: its host, as the allocation spells it.
         library: as for :func:`scan_log`.
+        last: of a longer log only so many bytes at its end are read; lines are counted from there then, and the
+            file's name says from where.
 
     Raises:
         UsageError: the log exists and cannot be read.
     """
     if not Path(path).exists():
         return ()
-    return scan_log(path, library, rank=rank, host=host).matches
+    start = 0 if last is None else max(0, Path(path).stat().st_size - last)
+    if not start:
+        return scan_log(path, library, rank=rank, host=host).matches
+    return scan_since(path, start, library, rank=rank, host=host)
+
+
+def scan_since(
+    path: Path | str, start: int, library: Library | None = None, *, rank: int | None = None, host: str | None = None
+) -> tuple[LogMatch, ...]:
+    """Matches in the end of a plain log; lines are counted from there, and the file's name says from where.
+
+    Args:
+        path: the log.
+        start: offset in bytes; a line that has begun before is left out.
+        library, rank, host: as for :func:`scan_log`.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    library = library or load_library()
+    matcher = Matcher(library, f"{path} (from byte {start})" if start else str(path), rank, host)
+    scanner = Scanner(library, matcher.take, matcher.ignored)
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, start - 1))
+            if start:
+                file.readline()
+            while chunk := file.read(CHUNK_BYTES):
+                scanner.feed(chunk)
+        scanner.finish()
+    finally:
+        scanner.close()
+    return _completed(matcher, scanner)
 
 
 def _bulk(path: Path) -> range:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["STACKS_FILE", "Place", "Stacks", "look", "process_state"]
+__all__ = ["STACKS_FILE", "Place", "Stacks", "look", "process_state", "wait_channel"]
 
 STACKS_FILE = "EZPZ_STACKS_FILE"
 """Environment variable by which an agent tells its worker where to write its stacks when it is asked by SIGUSR2."""
@@ -88,6 +88,15 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
         return ""
+
+
+def wait_channel(pid: int) -> str:
+    """Where in the kernel a process waits; empty if it does not, or the kernel does not tell."""
+    try:
+        channel = Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
+        return ""
+    return "" if channel == "0" else channel
 
 
 def _by_spy(pid: int) -> str:

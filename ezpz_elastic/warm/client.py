@@ -42,11 +42,13 @@ class End(msgspec.Struct, frozen=True):
     Args:
         status: as ``os.waitpid`` gives it.
         peak_rss_bytes: peak resident memory.
+        cpu_seconds: processor time of it and its waited-for children.
         at: the server's monotonic clock (of this machine), seconds.
     """
 
     status: int
     peak_rss_bytes: int
+    cpu_seconds: float
     at: float
 
 
@@ -77,7 +79,7 @@ class Forked:
                 if not selector.select(timeout):
                     return None
             data = os.read(self._teller, 4096)
-            self._end = msgspec.json.decode(data, type=End) if data else End(UNKNOWN, 0, time.monotonic())
+            self._end = msgspec.json.decode(data, type=End) if data else End(UNKNOWN, 0, 0.0, time.monotonic())
         return self._end
 
     def close(self) -> None:
@@ -138,7 +140,15 @@ class WarmServer:
                     return False
         return True
 
-    def fork(self, words: Sequence[str], env: dict[str, str], stdout: int, stderr: int, record: Path | None) -> Forked:
+    def fork(
+        self,
+        words: Sequence[str],
+        env: dict[str, str],
+        stdout: int,
+        stderr: int,
+        record: Path | None,
+        group: Path | None = None,
+    ) -> Forked:
         """Start a worker; the server must be ready.
 
         Args:
@@ -146,6 +156,7 @@ class WarmServer:
             env: its whole environment.
             stdout, stderr: descriptors for its output.
             record: where to note what it imports.
+            group: ``cgroup.procs`` of the control group that it enters before it does anything.
 
         Raises:
             ServerGone: the server has ended.
@@ -153,8 +164,9 @@ class WarmServer:
         """
         mine, theirs = os.pipe()
         try:
-            job = {"words": list(words), "env": env, "cwd": str(Path.cwd()), "record": record and str(record)}
-            self._send(job, theirs, stdout, stderr)
+            job = {"words": list(words), "env": env, "cwd": str(Path.cwd())}
+            files = {"record": record and str(record), "group": group and str(group)}
+            self._send(job | files, theirs, stdout, stderr)
             answer = self._receive()
             if "error" in answer:
                 raise OSError(answer["errno"], answer["error"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,19 @@ class WarmContext(PContext):  # type: ignore[misc]  # torch is not followed by m
     Args:
         server: a server that is ready.
         record: where local rank 0 notes its imports; ``None``: it does not.
+        group: gives the file by which a local rank's worker enters its control group; ``None``: there is none.
         arguments: as ``torch.distributed.elastic.multiprocessing.start_processes`` takes them.
     """
 
-    def __init__(self, server: WarmServer, record: Path | None, **arguments: Any) -> None:
+    def __init__(
+        self,
+        server: WarmServer,
+        record: Path | None,
+        group: Callable[[int], Path | None] = lambda _: None,
+        **arguments: Any,
+    ) -> None:
         super().__init__(**arguments)
-        self._server, self._record = server, record
+        self._server, self._record, self._group = server, record, group
         self.workers: dict[int, Forked] = {}
 
     def _start(self) -> None:
@@ -39,6 +47,7 @@ class WarmContext(PContext):  # type: ignore[misc]  # torch is not followed by m
                     out.fileno(),
                     err.fileno(),
                     self._record if local_rank == 0 else None,
+                    self._group(local_rank),
                 )
 
     def pids(self) -> dict[int, int]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ezpz_elastic.observe.oom import KernelLog, OomKill, OomWatch, counter_of
+from ezpz_elastic.observe.kernel import KernelLog, KernelWord
+from ezpz_elastic.observe.oom import OomWatch, counter_of
 
 V1 = "34 25 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
 V1_CONTAINER = "34 25 0:30 /docker/abc /sys/fs/cgroup/memory ro,relatime master:7 - cgroup cgroup rw,memory\n"
@@ -64,11 +65,51 @@ def test_without_a_memory_controller_nothing_counts(tmp_path):
 def test_the_kernel_log_names_the_process_and_what_it_held(tmp_path):
     log = tmp_path / "kmsg"
     log.write_text("an old line\n")
-    kernel = KernelLog(str(log))
+    kernel = KernelLog(str(log), ours=True)
     with log.open("a") as file:
         file.write(LINE)
     watch = OomWatch(None, kernel)
-    assert watch.of(417) == OomKill(417, (2048 + 8 + 4) * 1024)
-    assert watch.of(417) is not None, "it is remembered"
+    word = watch.of(417)
+    assert word is not None
+    assert word.resident_bytes == (2048 + 8 + 4) * 1024
+    assert watch.of(417) == word, "it is remembered"
     assert watch.of(418) is None
+    watch.begin()
+    assert watch.of(417) is None, "a number may come again in another round"
     kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (
+            "6,1,2,-;python3[417]: segfault at 0 ip 00007f9 sp 00007ff error 4 in libc.so.6[16,7f+15] on CPU 1",
+            "segfault at 0 ip 00007f9 sp 00007ff error 4 in libc.so.6[16,7f+15] on CPU 1",
+        ),
+        (
+            "6,1,2,-;traps: pt_main_thread[417] general protection fault ip:7f sp:7ff error:0 in libtorch_cpu.so[1+2]",
+            "general protection fault ip:7f sp:7ff error:0 in libtorch_cpu.so[1+2]",
+        ),
+        ("6,1,2,-;traps: a b[417] trap invalid opcode ip:4 sp:7 error:0", "trap invalid opcode ip:4 sp:7 error:0"),
+        (
+            "6,1,2,-;python3[417]: segfault (11) at 0 nip 1 lr 2 code 1 in a.so",
+            "segfault (11) at 0 nip 1 lr 2 code 1 in a.so",
+        ),
+        ("6,1,2,-;systemd[417]: starting a trap for mice", None),
+    ],
+)
+def test_the_kernel_log_names_a_process_that_faulted(tmp_path, record, expected):
+    log = tmp_path / "kmsg"
+    log.write_text("")
+    kernel = KernelLog(str(log), ours=True)
+    log.write_text(record)
+    assert kernel.words() == ([KernelWord(417, expected)] if expected else [])
+    kernel.close()
+
+
+def test_in_a_container_the_numbers_in_the_kernel_log_are_other_peoples(tmp_path):
+    log = tmp_path / "kmsg"
+    log.write_text("")
+    kernel = KernelLog(str(log), ours=False)
+    log.write_text(LINE)
+    assert kernel.words() == []
