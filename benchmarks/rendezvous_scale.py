@@ -38,6 +38,7 @@ import msgspec
 from scale_report import Row, plot, tables
 
 from rendezvous.coordinator import Coordinator
+from rendezvous.lead import Means
 from rendezvous.liveness import Listener
 from rendezvous.membership import Decide, Effect, Event, Membership, Open, Tick
 from rendezvous.records import (
@@ -116,6 +117,8 @@ class Silent:
 
     def decided(self, *_: object) -> None: ...
 
+    def ended(self, *_: object) -> None: ...
+
 
 # -- agents in processes -----------------------------------------------------------------------------------------------
 
@@ -191,7 +194,7 @@ def agents_process(kind: str, port: int, numbers: Sequence[int], total: int, gat
     agents = [Agent(first.connect(), host(number, listener.port), job, ready) for number in numbers]
     leading = first.connect()
     Counted(leading).get("warm")
-    coordinator = Coordinator(leading, job, host(numbers[0], listener.port), retire, Silent())
+    coordinator = Coordinator(Means(leading, job, host(numbers[0], listener.port), retire, Silent()))
     for agent in agents:
         agent.start()
     threading.Thread(target=drain, args=(listener,), daemon=True).start()

@@ -64,6 +64,26 @@ class Journal:
             temporary.write_text(text)
             temporary.replace(path)
 
+    def create(self, name: str, text: str) -> bool:
+        """Write a file of the run directory, whole, unless it is there. Returns whether this call has written it."""
+        path = self.directory / name
+        temporary = path.with_name(f".{name}.{os.getpid()}")
+        with self._lock, self._kept():
+            temporary.write_text(text)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink()
+            return True
+        return False
+
+    def remove(self, name: str) -> None:
+        """Remove a file of the run directory, if it is there."""
+        with self._lock, self._kept():
+            (self.directory / name).unlink(missing_ok=True)
+
     @contextmanager
     def _kept(self) -> Iterator[None]:
         try:

@@ -32,9 +32,11 @@ class RunLedger:
         self._journal = journal
 
     def opened(self, opening: Opening, before: Roster | None) -> None:
-        """A round was opened by this coordinator; ``before`` is the last round's roster, whoever opened that."""
+        """A round was opened; ``before`` is the last round's roster, whoever opened that."""
         if opening.roster is None:
             return
+        if opening.round == 1:
+            self._journal.remove("outcome.json")  # of an earlier run in this directory
         hosts = [member.host for member in opening.roster.members]
         self._journal.replace("active.hostfile", "".join(f"{host}\n" for host in hosts))
         self._journal.write("round_committed", opening.round, roster=hosts, world_size=opening.roster.world_size())
@@ -45,8 +47,9 @@ class RunLedger:
                 say(f"round {opening.round}: {host} takes slot {slot}")
         say(f"round {opening.round}: {opening.roster.world_size()} workers on {', '.join(_few(hosts))}")
 
-    def decided(self, case: Case, decision: Decision, retired: Sequence[Retirement]) -> None:
-        """A round was ended by this coordinator; ``retired`` are the hosts that were out of the job before."""
+    def decided(self, case: Case | None, decision: Decision, retired: Sequence[Retirement]) -> None:
+        """A round was ended; ``retired`` are the hosts that were out of the job before. No ``case``: whoever decided is
+        gone, and with it who was lost."""
         verdict = msgspec.json.decode(decision.verdict, type=Verdict | None)
         if verdict is not None:
             self._journal.write("verdict", decision.round, **msgspec.to_builtins(verdict))
@@ -61,7 +64,7 @@ class RunLedger:
             delay=decision.delay,
             exit_code=decision.exit_code,
             restarts_left=decision.restarts_left,
-            lost=[lost.member.host for lost in case.lost],
+            lost=[lost.member.host for lost in case.lost] if case is not None else None,
         )
         for retirement in decision.retired:
             self._retire(decision, retirement)
@@ -81,17 +84,27 @@ class RunLedger:
             benched=retirement.benched,
         )
 
+    def ended(self, decision: Decision, retired: Sequence[Retirement]) -> None:
+        """All may say at once how the job ended, as none of them can reach the others: the first one's word stays."""
+        outcome = _outcome(decision, [*retired, *decision.retired])
+        if self._journal.create("outcome.json", msgspec.json.encode(outcome).decode() + "\n"):
+            self._journal.write("finished", decision.round, **outcome)
+
     def _outcome(self, decision: Decision, retired: Sequence[Retirement]) -> None:
-        outcome = {
-            "kind": decision.kind,
-            "cause": decision.cause,
-            "rounds": decision.round,
-            "hosts_retired": [retirement.host for retirement in retired if not retirement.benched],
-            "exit_code": decision.exit_code,
-            "line": decision.reason,
-        }
+        outcome = _outcome(decision, retired)
         self._journal.replace("outcome.json", msgspec.json.encode(outcome).decode() + "\n")
         self._journal.write("finished", decision.round, **outcome)
+
+
+def _outcome(decision: Decision, retired: Sequence[Retirement]) -> dict[str, object]:
+    return {
+        "kind": decision.kind,
+        "cause": decision.cause,
+        "rounds": decision.round,
+        "hosts_retired": [retirement.host for retirement in retired if not retirement.benched],
+        "exit_code": decision.exit_code,
+        "line": decision.reason,
+    }
 
 
 def _few(hosts: list[str], limit: int = 8) -> list[str]:

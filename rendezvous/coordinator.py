@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
 
-from rendezvous.lead import BEATS_PER_LEASE, OVERDUE_BEATS, PROBE_TIMEOUT, Decider, Leader, Ledger, Probe, declare_gone
-from rendezvous.liveness import LeaseClock, refused
-from rendezvous.records import CoordinatorRecord, JobRecord, Member, RecordError, decode, encode
-from rendezvous.stores import Store, StoreUnavailable
+from rendezvous.lead import BEATS_PER_LEASE, OVERDUE_BEATS, PROBE_TIMEOUT, Leader, Means, declare_gone
+from rendezvous.liveness import LeaseClock
+from rendezvous.records import CoordinatorRecord, Member, RecordError, decode, encode
+from rendezvous.stores import StoreUnavailable
 
 __all__ = ["RETRY", "Coordinator", "Part"]
 
@@ -27,32 +25,18 @@ class Part:
     """One agent's part, turn by turn; it never waits longer than the store's own waits do.
 
     Args:
-        store: a connection of its own.
-        job: what all agents agreed on.
-        member: the agent it belongs to.
-        decider: pure function from case to decision.
-        ledger: told what this agent committed while it led.
-        clock: seconds on this host's monotonic clock.
-        probe: asks ports.
+        means: what it coordinates with.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        job: JobRecord,
-        member: Member,
-        decider: Decider,
-        ledger: Ledger,
-        clock: Callable[[], float] = time.monotonic,
-        probe: Probe = refused,
-    ) -> None:
-        self._store, self._job, self._member = store, job, member
-        self._decider, self._ledger, self._now, self._probe = decider, ledger, clock, probe
-        self._beat = job.lease_ttl / BEATS_PER_LEASE
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._store, self._job, self._member = means.store, means.job, means.member
+        self._now, self._probe = means.clock, means.probe
+        self._beat = means.job.lease_ttl / BEATS_PER_LEASE
         self._term = 1
         self._lead: Leader | None = None
         self._leader: CoordinatorRecord | None = None
-        self._clock = LeaseClock(job.lease_ttl)
+        self._clock = LeaseClock(means.job.lease_ttl)
         self._doubtful = False
 
     def doubt(self) -> None:
@@ -94,8 +78,7 @@ class Part:
         mine = CoordinatorRecord(self._term, self._member.id, self._member.host)
         record = decode(self._store.create(key, encode(mine)), CoordinatorRecord, key)
         if record.member_id == self._member.id:
-            parts = (self._store, self._job, self._member, self._term, self._decider, self._ledger)
-            self._lead = Leader(*parts, self._now, self._probe)
+            self._lead = Leader(self._means, self._term)
         else:
             self._leader, self._clock = record, LeaseClock(self._job.lease_ttl)
 
@@ -123,10 +106,10 @@ class Part:
 class Coordinator(threading.Thread):
     """The thread that plays an agent's part; arguments as of ``Part``."""
 
-    def __init__(self, store: Store, job: JobRecord, member: Member, decider: Decider, ledger: Ledger) -> None:
+    def __init__(self, means: Means) -> None:
         super().__init__(name="ezpz-coordinator", daemon=True)
-        self._store, self._member = store, member
-        self._part = Part(store, job, member, decider, ledger)
+        self._store, self._member = means.store, means.member
+        self._part = Part(means)
         self._stopping = threading.Event()
         self.failure: Exception | None = None
 

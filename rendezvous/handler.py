@@ -28,8 +28,9 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from rendezvous.account import Ledger, see_the_end_settled
 from rendezvous.coordinator import Coordinator
-from rendezvous.lead import Decider, Ledger
+from rendezvous.lead import Decider, Means
 from rendezvous.links import Heart, RoundLink
 from rendezvous.liveness import Listener, refused
 from rendezvous.membership import Phase
@@ -71,6 +72,9 @@ LAST_PORT = 65535
 
 CLOSED = "closed"
 """Key of the record by which ``set_closed`` ends the job for everybody."""
+
+FINISHED_PATIENCE = 10.0
+"""Seconds to wait for a store that keeps nothing and is away, once this host's workers have ended."""
 
 GONE_PATIENCE = 3.0
 """Seconds to wait for a store whose server has ended."""
@@ -138,6 +142,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._store, self.job, self.member, self.listener = store, job, member, listener
         self.decider, self._ledger, self._server = decider, ledger, server
         self.decision: Decision | None = None
+        self._retired: list[Retirement] = []  # by the decisions before that one
         self.round = 1
         self.interrupted = threading.Event()
         self._opened = False
@@ -165,7 +170,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._heart = Heart(self._store.connect(), self.member.id, self.job.lease_ttl)
         self._insist(self._announce)
         self._heart.start()
-        self._coordinator = Coordinator(self._store.connect(), self.job, self.member, self.decider, self._ledger)
+        means = Means(self._store.connect(), self.job, self.member, self.decider, self._ledger)
+        self._coordinator = Coordinator(means)
         self._coordinator.start()
         self._joined = True
 
@@ -258,6 +264,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         Raises:
             RendezvousClosedError: the job is over, or this host was retired.
         """
+        if self.decision is not None:
+            self._retired += [item for item in self.decision.retired if not item.benched]
         self.decision = decision
         self.round, self._opened = decision.round + 1, False
         if decision.action is not Action.RESTART:
@@ -317,6 +325,11 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         if (failure := self.coordination_failure()) is not None:
             raise RendezvousStateError(f"this host's coordinator failed: {failure}")
 
+    @property
+    def patience(self) -> float:
+        """Seconds for which an agent whose workers have ended waits for a store that is away."""
+        return self.job.join_timeout if self._store.durable else FINISHED_PATIENCE
+
     def coordination_failure(self) -> Exception | None:
         """What ended this agent's part in the coordination, if anything has; it must leave so that others can lead."""
         return self._coordinator.failure if self._coordinator is not None else None
@@ -363,12 +376,14 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         if not self._joined or self._left:
             return
         self._left = True
+        over = self.decision is not None and self.decision.action is not Action.RESTART
+        if self.decision is not None and over:
+            self._see_the_end_settled(self.decision)
         self._joined = False
         if self._coordinator is not None:
             self._coordinator.stop()
         if self._heart is not None:
             self._heart.stop()
-        over = self.decision is not None and self.decision.action is not Action.RESTART
         try:
             self._store.append(encode(Gone(self.member.id, "left")))
             self._await_threads()
@@ -377,6 +392,14 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             logger.info("could not say goodbye: %s", error)
         finally:
             self._await_threads()
+
+    def _see_the_end_settled(self, decision: Decision) -> None:
+        """The coordinator that ended the job may have died before anybody could read how it ended."""
+        try:
+            see_the_end_settled(self._store, self._ledger, decision, self.member.id)
+        except (StoreUnavailable, RecordError) as error:
+            logger.info("whether the end of the job was written down is not known: %s", error)
+            self._ledger.ended(decision, self._retired)
 
     def _await_threads(self) -> None:
         """A thread that is still inside torch's C++ when the interpreter ends takes the process down with SIGABRT."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
+import msgspec
+
+from rendezvous.account import Ledger, catch_up, retired_before, settle
 from rendezvous.liveness import LeaseClock, refused
 from rendezvous.membership import CheckTwin, Decide, Effect, Membership, Open, Refuse, Tick
 from rendezvous.records import (
@@ -23,8 +26,6 @@ from rendezvous.records import (
     RecordError,
     Refusal,
     Report,
-    Retirement,
-    Roster,
     decode_decision,
     decode_message,
     decode_opening,
@@ -33,7 +34,7 @@ from rendezvous.records import (
 from rendezvous.replay import decision_key, opening_key, refusal_key, replay
 from rendezvous.stores import Store, StoreUnavailable
 
-__all__ = ["BEATS_PER_LEASE", "OVERDUE_BEATS", "PROBE_TIMEOUT", "Decider", "Leader", "Ledger", "Probe", "declare_gone"]
+__all__ = ["BEATS_PER_LEASE", "OVERDUE_BEATS", "PROBE_TIMEOUT", "Decider", "Leader", "Means", "Probe", "declare_gone"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +53,27 @@ Probe = Callable[[Sequence[Member], float], list[Member]]
 """Which of these members' ports refuse a connection, within so many seconds."""
 
 
-class Ledger(Protocol):
-    """Told about every record this coordinator committed, in order; writes what people read afterwards."""
+@dataclass(frozen=True)
+class Means:
+    """What one agent coordinates with, whether it leads or not.
 
-    def opened(self, opening: Opening, before: Roster | None) -> None:
-        """A round was opened; ``before`` is the last round's roster."""
+    Args:
+        store: a connection of its own.
+        job: what all agents agreed on.
+        member: the agent itself.
+        decider: pure function from case to decision.
+        ledger: told what this agent committed while it led.
+        clock: seconds on this host's monotonic clock.
+        probe: asks ports.
+    """
 
-    def decided(self, case: Case, decision: Decision, retired: Sequence[Retirement]) -> None:
-        """A round was ended; ``retired`` are the hosts that were out of the job before."""
+    store: Store
+    job: JobRecord
+    member: Member
+    decider: Decider
+    ledger: Ledger
+    clock: Callable[[], float] = time.monotonic
+    probe: Probe = refused
 
 
 def declare_gone(store: Store, member_id: str, host: str, how: str) -> Gone:
@@ -76,37 +90,22 @@ class Leader:
     """The coordinator of one term.
 
     Args:
-        store: a connection of its own.
-        job: what all agents agreed on.
-        member: the agent it belongs to.
+        means: what it coordinates with.
         term: a record of the next term means that another one has taken over.
-        decider: pure function from case to decision.
-        ledger: told what this leader committed.
-        clock: seconds on this host's monotonic clock.
-        probe: asks ports.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        job: JobRecord,
-        member: Member,
-        term: int,
-        decider: Decider,
-        ledger: Ledger,
-        clock: Callable[[], float] = time.monotonic,
-        probe: Probe = refused,
-    ) -> None:
-        self._store, self._job, self._member = store, job, member
-        self._decider, self._ledger, self._now, self._probe = decider, ledger, clock, probe
-        self._ttl = job.lease_ttl
+    def __init__(self, means: Means, term: int) -> None:
+        self._store, self._job, self._member = means.store, means.job, means.member
+        self._decider, self._ledger, self._now, self._probe = means.decider, means.ledger, means.clock, means.probe
+        self._ttl = means.job.lease_ttl
         self._beat = self._ttl / BEATS_PER_LEASE
         self._successor = f"coordinator/{term + 1}"
-        self._membership = Membership(job)
+        self._membership = Membership(means.job)
         self._clock = LeaseClock(self._ttl)
         self._next_beat = 0.0
         self._cursor = 0
-        self._fresh = False
+        self._fresh = self._caught_up = False
+        self._written: set[str] = set()
         self._malformed: set[str] = set()
         self._accused_in = 0
         self._doubtful = False
@@ -125,7 +124,7 @@ class Leader:
         try:
             if not self._fresh:
                 self._membership, self._cursor = replay(self._store, self._job, self._now()), 0
-                self._fresh = True
+                self._fresh, self._caught_up = True, False
             return self._turn()
         except StoreUnavailable:
             self._fresh = False
@@ -138,6 +137,9 @@ class Leader:
         messages, self._cursor = self._store.read(self._cursor, max(until - now, 0.0))
         for key, data in messages:
             self._take(key, data)
+        if not self._caught_up:
+            catch_up(self._store, self._membership, self._ledger, self._member.id, self._written)
+            self._caught_up = True
         self._carry_out(self._membership.apply(Tick(), self._now()))
         if self._now() < self._next_beat:
             return False
@@ -201,23 +203,30 @@ class Leader:
                     self._check_twin(effect)
 
     def _decide(self, effect: Decide) -> list[Effect]:
-        decision = effect.answer if effect.answer is not None else self._decider(effect.case)
+        answer = effect.answer if effect.answer is not None else self._decider(effect.case)
+        decision = msgspec.structs.replace(answer, by=self._member.id)
         if effect.before_start:
             return self._commit_opening(Opening(decision.round, ended=decision), effect.case)
-        key, mine = decision_key(decision.round), encode(decision)
-        winner = self._store.create(key, mine)
-        if winner == mine:
-            self._ledger.decided(effect.case, decision, tuple(self._membership.retired.values()))
-        return self._membership.apply(decode_decision(winner, decision.round, key), self._now())
+        key = decision_key(decision.round)
+        winner = decode_decision(self._store.create(key, encode(decision)), decision.round, key)
+        self._write_decision(effect.case, winner)
+        return self._membership.apply(winner, self._now())
 
     def _commit_opening(self, opening: Opening, case: Case | None) -> list[Effect]:
-        key, mine = opening_key(opening.round), encode(opening)
-        winner = self._store.create(key, mine)
-        if winner == mine:
-            self._ledger.opened(opening, self._membership.roster)
-            if case is not None and opening.ended is not None:
-                self._ledger.decided(case, opening.ended, tuple(self._membership.retired.values()))
-        return self._membership.apply(decode_opening(winner, opening.round, key), self._now())
+        key, mine = opening_key(opening.round), msgspec.structs.replace(opening, by=self._member.id)
+        winner = decode_opening(self._store.create(key, encode(mine)), opening.round, key)
+        if winner.ended is not None:
+            self._write_decision(case, winner.ended)
+        elif winner.by == self._member.id:
+            self._ledger.opened(winner, self._membership.roster)
+            settle(self._store, key, self._member.id, self._written)
+        return self._membership.apply(winner, self._now())
+
+    def _write_decision(self, case: Case | None, winner: Decision) -> None:
+        """What this leader has committed it writes down; what another one has, that one does."""
+        if winner.by == self._member.id:
+            self._ledger.decided(case, winner, retired_before(self._membership, winner))
+            settle(self._store, decision_key(winner.round), self._member.id, self._written)
 
     def _check_twin(self, effect: CheckTwin) -> None:
         if self._probe([effect.old], PROBE_TIMEOUT):

@@ -258,6 +258,7 @@ class Decision(msgspec.Struct, frozen=True):
         elapsed: seconds since round 1 was opened, as the coordinators measured it.
         restarts_left: what is left of the job's budget after this decision.
         verdict, ledger: opaque here: the verdict for the journal, the policy's memory for its next decision.
+        by: the member that committed it, so that of two who propose the same only one takes it for its own.
     """
 
     round: int
@@ -272,6 +273,7 @@ class Decision(msgspec.Struct, frozen=True):
     restarts_left: int | None = None
     verdict: msgspec.Raw = msgspec.Raw(b"null")
     ledger: msgspec.Raw = msgspec.Raw(b"null")
+    by: str = ""
     version: int = VERSION
 
 
@@ -279,12 +281,13 @@ class Opening(msgspec.Struct, frozen=True):
     """How a round begins: with a roster, or with the decision that ended it before any worker was started.
 
     Exactly one of the two is set. ``ended`` is needed when a host that holds a slot is lost while the round forms,
-    and when the round cannot be formed at all.
+    and when the round cannot be formed at all. ``by`` is the member that committed it.
     """
 
     round: int
     roster: Roster | None = None
     ended: Decision | None = None
+    by: str = ""
     version: int = VERSION
 
 

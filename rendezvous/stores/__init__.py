@@ -38,9 +38,13 @@ class StoreRefused(StoreUnavailable):
 class Store(Protocol):
     """One connection to the job's store.
 
+    ``durable`` says whether what it holds outlives its being away, so that it is worth waiting for.
+
     Keys are relative to the run. Every method but ``connect``, ``wake``, ``scale`` and ``close`` raises
     ``StoreUnavailable``.
     """
+
+    durable: bool
 
     def connect(self) -> Store:
         """Another connection to the same store, for another thread."""

@@ -118,6 +118,8 @@ class EtcdStore:
         keep: leave the records in etcd after the run.
     """
 
+    durable = True
+
     def __init__(self, client: EtcdClient, run_id: str, keep: bool = False) -> None:
         self._begin(_Run(client, run_id, keep))
 

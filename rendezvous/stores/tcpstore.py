@@ -183,6 +183,8 @@ class TcpStore:
         run_id: namespace of the run's keys.
     """
 
+    durable = False
+
     def __init__(self, host: str, port: int, run_id: str) -> None:
         self._host, self._port, self._run_id = host, port, run_id
         self._client: TCPStore | None = None

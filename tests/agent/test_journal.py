@@ -77,6 +77,21 @@ def ledger(tmp_path):
     return RunLedger(Journal(tmp_path, "a", "run"))
 
 
+def test_of_many_who_tell_the_end_the_first_ones_word_stays(ledger, tmp_path):
+    ledger.ended(decision(3, Action.STOP, "c", kind="exhausted"), (Retirement("b", "lost", "gone"),))
+    ledger.ended(decision(3, Action.STOP, "c", kind="another"), ())
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert (outcome["kind"], outcome["rounds"], outcome["hosts_retired"]) == ("exhausted", 3, ["b", "c"])
+    assert [e["event"] for e in events(tmp_path)] == ["finished"]
+    assert not list(tmp_path.glob(".outcome*"))
+
+
+def test_the_outcome_of_an_earlier_run_is_not_taken_for_this_ones(ledger, tmp_path):
+    ledger.decided(case(1), decision(1, Action.STOP), ())
+    ledger.opened(Opening(1, roster=Roster(1, (A, B))), None)
+    assert not (tmp_path / "outcome.json").exists()
+
+
 def case(round_number: int) -> Case:
     return Case(round_number, Roster(round_number, (A, B)), (), (), (), 2, 2, 0.0)
 

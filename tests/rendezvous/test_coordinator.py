@@ -11,6 +11,7 @@ from support.builders import job, member, report, retire_the_lost
 from support.fake_store import FakeStore, World
 
 from rendezvous.coordinator import Coordinator
+from rendezvous.lead import Means
 from rendezvous.liveness import Listener
 from rendezvous.records import (
     Case,
@@ -60,7 +61,9 @@ class Job:
         self.store.create(f"member/{who.id}", encode(who))
         self.store.append(encode(Joined(who)))
         if coordinate:
-            self.coordinators[name] = Coordinator(FakeStore(self.world), self.limits, who, retire_the_lost, self.notes)
+            self.coordinators[name] = Coordinator(
+                Means(FakeStore(self.world), self.limits, who, retire_the_lost, self.notes)
+            )
             self.coordinators[name].start()
         return who
 
@@ -126,7 +129,7 @@ def test_a_new_leader_decides_a_case_its_predecessor_left_open(jobs):
     jobs.store.create(opening_key(1), encode(roster))
     jobs.store.append(encode(report(b, 1, conclusive=True)))
     jobs.listeners.pop("a").close()
-    jobs.coordinators["c"] = Coordinator(FakeStore(jobs.world), jobs.limits, c, retire_the_lost, jobs.notes)
+    jobs.coordinators["c"] = Coordinator(Means(FakeStore(jobs.world), jobs.limits, c, retire_the_lost, jobs.notes))
     jobs.coordinators["c"].start()
     jobs.until(lambda: decision_key(1) in jobs.world.records, "the decision", (b, c))
     assert jobs.notes.decisions == [1]
@@ -182,7 +185,7 @@ def test_a_decider_that_fails_ends_this_coordinator_and_not_the_job(jobs):
         raise ZeroDivisionError("no idea")
 
     a, b = jobs.join("a"), jobs.join("b")
-    jobs.coordinators["a"] = Coordinator(FakeStore(jobs.world), jobs.limits, a, broken, jobs.notes)
+    jobs.coordinators["a"] = Coordinator(Means(FakeStore(jobs.world), jobs.limits, a, broken, jobs.notes))
     jobs.coordinators["a"].start()
     jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b))
     jobs.store.append(encode(report(b, 1, conclusive=True)))

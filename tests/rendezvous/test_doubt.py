@@ -10,6 +10,7 @@ from support.builders import job, member, report, retire_the_lost
 from support.fake_store import FakeStore, World
 
 from rendezvous.coordinator import Part
+from rendezvous.lead import Means
 from rendezvous.liveness import Listener
 from rendezvous.records import CoordinatorRecord, Decision, Joined, Member, encode
 from rendezvous.replay import decision_key, opening_key
@@ -55,7 +56,7 @@ class Hosts:
             self.store.create(f"member/{who.id}", encode(who))
             self.store.append(encode(Joined(who)))
             store = Prompt(self.world)
-            self.parts[name] = Part(store, self.limits, who, retire_the_lost, Silent(), lambda: self.now)
+            self.parts[name] = Part(Means(store, self.limits, who, retire_the_lost, Silent(), lambda: self.now))
 
     def turns(self, name: str, seconds: float = 0.0) -> None:
         """Let one host's coordinator have a few turns, after some time."""

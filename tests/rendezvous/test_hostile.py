@@ -15,6 +15,7 @@ from support.fake_store import FakeStore, World
 
 import rendezvous
 from rendezvous.coordinator import Part
+from rendezvous.lead import Means
 from rendezvous.liveness import refused
 from rendezvous.records import (
     JobRecord,
@@ -60,7 +61,9 @@ class Unused:
 
 
 def part(world: World, name: str = "h0") -> Part:
-    return Part(FakeStore(world), job(), member(name), retire_the_lost, Unused(), probe=lambda members, timeout: [])
+    return Part(
+        Means(FakeStore(world), job(), member(name), retire_the_lost, Unused(), probe=lambda members, timeout: [])
+    )
 
 
 @pytest.mark.parametrize("bad", MESSAGES, ids=range(len(MESSAGES)))

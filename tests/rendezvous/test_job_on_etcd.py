@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,128 @@ def test_an_outage_while_deciding_delays_the_decision_and_blames_no_host(job):
     assert job.text("bad_nodes.txt") == ""
     assert [event["action"] for event in job.events("decision")] == ["restart", "finish"]
     job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("last", ["FINISH", "RESTART"])
+def test_what_a_coordinator_has_decided_is_written_down_although_it_dies_of_it(job, last):
+    """Killed between the commit and its first line about it; the others write the line."""
+    job.conf = "lease_ttl=10,settle=0.5"
+    dying = [sys.executable, str(JOBS / "last_word.py"), last, "--rdzv-backend=ezpz"]
+    limits = {"nnodes": "2:2"}
+    job.go(2, counting(5), command=dying, **limits)
+    job.await_true(lambda: job.joined() == ["127.0.0.2"], "the first host")
+    spare = [] if last == "FINISH" else [4]
+    for host in [3, *spare]:
+        job.go(host, counting(5) if last == "FINISH" else counting(30), **limits)
+    if spare:
+        job.await_true(lambda: len(job.joined()) == 3, "the spare")
+        job.await_step(2)
+        os.kill(job.workers(3, 1)[0], signal.SIGKILL)
+    assert job.wait(2) == -signal.SIGKILL, "the coordinator was to die"
+    assert [job.wait(host) for host in [3, *spare]] == [0] * (1 + len(spare))
+    written = [(event["round"], event["action"]) for event in job.events("decision")]
+    assert written[0] == (1, last.lower())
+    assert job.events("decision")[0]["host"] != "127.0.0.2"
+    assert written[-1][1] == "finish"
+    assert len(written) == len(set(written)), "written twice"
+    assert job.outcome()["kind"] == "success"
+    assert [event["kind"] for event in job.events("finished")] == ["success"]
+    if last == "RESTART":  # else the records wait for the end of the dead agent's lease, and expire
+        job.assert_nothing_left()
+
+
+class Fault:
+    """What may happen to an etcd of three members.
+
+    Args:
+        etcd: the members.
+        kind: ``leader`` or ``member`` (killed), or ``outage``: all of them, and back after ``seconds``.
+    """
+
+    def __init__(self, etcd: Etcd, kind: str, seconds: float) -> None:
+        self._etcd, self._kind, self._seconds = etcd, kind, seconds
+
+    def strike(self) -> None:
+        """Do it, and see that it was done."""
+        leader = self._etcd.leader()
+        others = [member for member in range(3) if member != leader]
+        for member in {"leader": [leader], "member": others[:1], "outage": [leader, *others]}[self._kind]:
+            self._etcd.signal(member, signal.SIGKILL)
+        if self._kind == "leader":
+            deadline = time.monotonic() + 30
+            while (found := self._leader(others)) is None:
+                assert time.monotonic() < deadline, "no new leader"
+                time.sleep(0.05)
+            assert found != leader
+
+    def _leader(self, members: list[int]) -> int | None:
+        try:
+            return next((member for member in members if self._etcd.leads(member)), None)
+        except RuntimeError:
+            return None
+
+    def over(self) -> None:
+        """Wait until an outage is over."""
+        if self._kind == "outage":
+            time.sleep(self._seconds)  # the outage itself
+            for member in range(3):
+                self._etcd.start(member)
+
+
+SOAK = pytest.mark.soak
+FAULTS = [
+    pytest.param("leader", "running", 0.0, id="leader-running"),
+    *(pytest.param("leader", when, 0.0, id=f"leader-{when}", marks=SOAK) for when in ("forming", "deciding")),
+    *(
+        pytest.param("member", when, 0.0, id=f"member-{when}", marks=SOAK)
+        for when in ("running", "forming", "deciding")
+    ),
+    *(pytest.param("outage", when, 60.0, id=f"60 s-{when}", marks=SOAK) for when in ("running", "forming", "deciding")),
+]
+
+
+@pytest.fixture
+def wide_job(tmp_path: Path) -> Iterator[EtcdJob]:
+    etcd = Etcd(tmp_path, members=3)
+    made = EtcdJob(tmp_path, etcd)
+    yield made
+    made.close()
+    etcd.close()
+
+
+@pytest.mark.parametrize(("kind", "when", "seconds"), FAULTS)
+def test_a_fault_of_the_store_touches_no_worker_and_the_job_goes_on(wide_job, kind, when, seconds):
+    job, fault = wide_job, Fault(wide_job.etcd, kind, seconds)
+    job.conf = "lease_ttl=5,settle=0.5"
+    steps = 60 + (int(10 * seconds) if kind == "outage" else 0)
+    job.go(2, counting(steps))
+    if when == "forming":
+        job.await_true(lambda: job.joined() == ["127.0.0.2"], "the first host")
+        fault.strike()
+        job.go(3, counting(20))
+        fault.over()
+        job.await_step(3, timeout=120)
+    else:
+        job.go(3, counting(steps))
+        job.await_step(3)
+        workers = job.workers(2, 1) + job.workers(3, 1)
+        assert len(workers) == 2
+        at = job.step()
+        fault.strike()
+        if when == "deciding":
+            os.kill(workers.pop(), signal.SIGKILL)
+            job.await_true(lambda: job.events("worker_exited"), "the agent sees its worker die")
+        fault.over()
+        if when == "running":
+            job.await_true(lambda: job.step() > at + 20, "training goes on")
+            assert all(psutil.pid_exists(pid) for pid in workers)
+            os.kill(workers[1], signal.SIGKILL)
+        # The store that is left, or that is back, carries a failure, a decision and another round.
+        job.await_step(3, round_number=2, timeout=120)
+    assert [job.wait(host, 180) for host in (2, 3)] == [0, 0]
+    assert job.rosters() == [["127.0.0.2", "127.0.0.3"]] * (1 if when == "forming" else 2)
+    assert job.text("bad_nodes.txt") == ""
+    assert job.outcome()["kind"] == "success"
 
 
 @pytest.fixture

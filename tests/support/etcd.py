@@ -116,11 +116,15 @@ class Etcd:
         for member, process in enumerate(self.processes):
             if process is None:
                 continue
-            fields = self.ctl("endpoint", "status", "--write-out=fields", member=member)
-            told = dict(line.replace('"', "").split(" : ", 1) for line in fields.splitlines() if " : " in line)
-            if told["MemberID"] == told["Leader"]:
+            if self.leads(member):
                 return member
         raise AssertionError("no member leads")
+
+    def leads(self, member: int) -> bool:
+        """Whether this member leads."""
+        fields = self.ctl("endpoint", "status", "--write-out=fields", member=member)
+        told = dict(line.replace('"', "").split(" : ", 1) for line in fields.splitlines() if " : " in line)
+        return told["MemberID"] == told["Leader"]
 
     def ctl(self, *words: str, member: int = 0, secret: str = "") -> str:
         """``etcdctl`` against one member, as root where there are users."""

@@ -30,6 +30,8 @@ class World:
 class FakeStore:
     """One connection. Operations can be counted and made to fail through the shared ``World``."""
 
+    durable = False
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.closed = False

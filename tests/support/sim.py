@@ -14,7 +14,9 @@ from enum import Enum
 
 import msgspec
 
+from rendezvous.account import see_the_end_settled
 from rendezvous.coordinator import Part
+from rendezvous.lead import Means
 from rendezvous.records import (
     Action,
     Case,
@@ -81,6 +83,8 @@ class World:
 
 class FaultyStore:
     """One host's connection; every operation can be dropped, half done, delayed, repeated, or the host's last."""
+
+    durable = True
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -172,8 +176,11 @@ class Notes:
     def opened(self, opening: Opening, *_: object) -> None:
         self.opened_rounds.append(opening.round)
 
-    def decided(self, case: Case, decision: Decision, *_: object) -> None:
+    def decided(self, case: Case | None, decision: Decision, *_: object) -> None:
         self.decided_rounds.append(decision.round)
+
+    def ended(self, *_: object) -> None:
+        raise AssertionError("no store to say goodbye to")
 
 
 class Host:
@@ -209,7 +216,7 @@ class Host:
         self.reports = 0
         self.announced = False
         clock = self.clock
-        self.part = Part(self.store, self.job, self.member, self.decider, self.notes, clock, self._probe)
+        self.part = Part(Means(self.store, self.job, self.member, self.decider, self.notes, clock, self._probe))
 
     def clock(self) -> float:
         return self.world.now + self.skew
@@ -272,6 +279,8 @@ class Host:
             self.store.create(f"round/{opening.round}/master", master.encode())
 
     def _obey(self, decision: Decision) -> None:
+        if decision.action is not Action.RESTART:
+            see_the_end_settled(self.store, self.notes, decision, self.member.id)
         self.acted[decision.round] = decision
         self.running = None
         retired = [item for item in decision.retired if item.host == self.name] if self.in_roster else []
