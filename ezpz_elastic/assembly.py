@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
+from ezpz_elastic.console import open_streams
 from ezpz_elastic.decide.decider import make_decider
 from ezpz_elastic.decide.situation import Limits, OnBlind
 from ezpz_elastic.endpoint import find_store
@@ -68,6 +69,7 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
     Raises:
         UsageError: something in it cannot be; nothing has been started.
     """
+    open_streams()
     conf = dict(params.config)
     timeout = conf.pop(TORCHRUN_TIMEOUT, None)
     if timeout is not None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ezpz_elastic.console import takes
 from ezpz_elastic.decide.verdict import Verdict
 from ezpz_elastic.journal import Journal
 from rendezvous.records import Action, Case, Decision, Opening, Retirement, Roster
@@ -15,10 +16,18 @@ from rendezvous.records import Action, Case, Decision, Opening, Retirement, Rost
 __all__ = ["RunLedger", "say"]
 
 
+SAY_PATIENCE = 0.25
+"""Seconds to wait for a console that does not read."""
+
+
 def say(text: str) -> None:
-    """One line for the person at the console. Nobody may be there any more: the journal has it all, the job goes on."""
+    """One line for the person at the console.
+
+    Nobody may be there any more, or nobody who reads: the journal has it all, the job goes on.
+    """
     with contextlib.suppress(OSError):
-        print(f"[ezpz] {text}", file=sys.stderr, flush=True)
+        if sys.stderr is not None and takes(sys.stderr, SAY_PATIENCE):
+            print(f"[ezpz] {text}", file=sys.stderr, flush=True)
 
 
 class RunLedger:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
+import os
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
+import pytest
+
 from ezpz_elastic.console import Console
+from ezpz_elastic.ledger import say
 
 
 def test_lines_are_copied_whole_with_their_bytes_and_the_last_words_are_not_lost(tmp_path: Path):
@@ -62,3 +72,46 @@ def test_a_rank_that_says_its_connection_broke_is_heard_before_it_has_ended(tmp_
     console.copy()
     assert heard
     console.close()
+
+
+def test_a_console_that_nobody_reads_holds_nobody_up_and_gets_every_line_once_it_reads_again(tmp_path: Path):
+    log, (read, write), console = tmp_path / "log", os.pipe(), Console()
+    text = b"".join(b"step=%d %s\n" % (step, b"x" * 1000) for step in range(500))
+    log.write_bytes(text)
+    with open(write, "wb", buffering=0) as sink, open(read, "rb") as reader:  # noqa: PTH123
+        console.add(log, sink, "")
+        console.copy()
+        console.drain()  # returns although the pipe holds an eighth of it at most
+        (waiting,) = struct.unpack("i", fcntl.ioctl(read, termios.FIONREAD, struct.pack("i", 0)))
+        assert waiting < len(text)
+        second = tmp_path / "second"
+        second.write_bytes(b"next round\n")
+        console.add(second, sink, "")
+        assert reader.read(len(text) + 11) == text + b"next round\n"
+        console.close()
+
+
+def test_a_line_of_ours_is_left_out_where_nobody_reads_the_console(monkeypatch: pytest.MonkeyPatch):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with open(read, "rb") as reader, open(write, "w") as full:  # noqa: PTH123
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(write, b"x" * 4096)
+        os.set_blocking(write, True)
+        monkeypatch.setattr(sys, "stderr", full)
+        say("nobody waits for this")
+        os.set_blocking(read, False)
+        assert b"nobody" not in reader.read()
+        say("and this is read")
+        assert reader.read() == b"[ezpz] and this is read\n"
+
+
+def test_an_agent_whose_standard_streams_are_closed_has_others_in_their_place():
+    program = (
+        "import os; os.closerange(0, 3); import sys; sys.stdin = sys.stdout = sys.stderr = None;"
+        "from ezpz_elastic.console import open_streams; from ezpz_elastic.ledger import say; open_streams();"
+        "print('nowhere'); say('nowhere'); os._exit(all(os.readlink(f'/proc/self/fd/{n}') == os.devnull and"
+        " os.get_inheritable(n) for n in range(3)) and 3)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 3
