@@ -18,7 +18,7 @@ from ezpz_elastic.hostorder import position
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import RunLedger
 from ezpz_elastic.machines import Machine, find_machine
-from ezpz_elastic.settings import Settings, parse
+from ezpz_elastic.settings import Settings, check_run_id, parse
 from ezpz_elastic.signatures import load_library
 from ezpz_elastic.storefile import remember
 from rendezvous.handler import EzpzRendezvousHandler, new_id
@@ -75,8 +75,7 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
     if timeout is not None:
         conf.setdefault("join_timeout", timeout)
     settings = parse(conf)
-    if not params.run_id or params.run_id == "none":
-        raise UsageError("no --rdzv-id", expected="a name that all agents of this job share and no other job uses")
+    check_run_id(params.run_id)
     addr = params.local_addr or socket.getfqdn()
     try:
         listener = Listener(addr)
@@ -88,9 +87,14 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
     if os.environ.get("EZPZ_SIGNATURES"):
         load_library()  # a user's mistake in it is told now, not at the first failure
     machine, note = find_machine(settings.machine, hosts=[addr])
-    journal = Journal(settings.directory(params.run_id), addr, params.run_id)
-    served_at = server.endpoint if server is not None else params.endpoint
-    remember(journal.directory, served_at, params.run_id, settings)
+    directory = settings.directory(params.run_id)
+    try:
+        journal = Journal(directory, addr, params.run_id)
+        served_at = server.endpoint if server is not None else params.endpoint
+        remember(journal.directory, served_at, params.run_id, settings)
+    except OSError as error:
+        hint = "free or fix it, or choose another one: --rdzv-conf=run_dir=DIRECTORY"
+        raise UsageError(f"cannot write to the run directory {directory}: {error}", hint=hint) from error
     job = JobRecord(
         run_id=params.run_id,
         min_hosts=params.min_nodes,

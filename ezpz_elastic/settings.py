@@ -9,7 +9,7 @@ import msgspec
 
 from ezpz_elastic.errors import UsageError
 
-__all__ = ["Settings", "parse"]
+__all__ = ["Settings", "as_file_name", "check_run_id", "parse"]
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,8 +66,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hostfile: str | None = None
 
     def directory(self, run_id: str) -> Path:
-        """The run directory."""
-        return Path(self.run_dir) if self.run_dir else Path("ezpz-runs") / run_id
+        """The run directory. A run's name is one name there: it leads nowhere else (``../x``, ``/x``)."""
+        return Path(self.run_dir) if self.run_dir else Path("ezpz-runs") / as_file_name(run_id)
+
+
+def as_file_name(run_id: str) -> str:
+    """A run's name as the name of a file: the same, but for what would be a path."""
+    name = run_id.replace("/", "%2F")
+    return name.replace(".", "%2E") if name in {".", ".."} else name
 
 
 _CHOICES = {
@@ -80,6 +86,32 @@ _CHOICES = {
 }
 _POSITIVE = ("join_timeout", "lease_ttl")
 _HINT = "see --rdzv-conf in the documentation"
+
+LONGEST = 2_000_000.0
+"""Seconds, 23 days: more than any allocation, and about as much as the kernel lets a process wait in one call."""
+
+SHORTEST = 0.5
+"""Seconds of a lease, or of a limit that ends workers: below it a healthy host would be lost to one slow moment."""
+
+LONGEST_NAME = 255
+"""Bytes of a file's name, which a run's name becomes."""
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuse a ``--rdzv-id`` that cannot be the name of a run.
+
+    Raises:
+        UsageError: there is none, or it cannot be written down.
+    """
+    if not run_id or run_id == "none":
+        raise UsageError("no --rdzv-id", expected="a name that all agents of this job share and no other job uses")
+    try:
+        size = len(as_file_name(run_id).encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"--rdzv-id={run_id!a} is not text", expected="UTF-8") from None
+    if size > LONGEST_NAME or "\0" in run_id:
+        told = f"--rdzv-id of {size} bytes ({run_id[:40]!a} …)"
+        raise UsageError(told, expected=f"a name that a directory can have: {LONGEST_NAME} bytes at most")
 
 
 def parse(conf: Mapping[str, object]) -> Settings:
@@ -102,11 +134,22 @@ def parse(conf: Mapping[str, object]) -> Settings:
     for key, choices in _CHOICES.items():
         if getattr(settings, key) not in choices:
             raise UsageError(f"--rdzv-conf {key}={getattr(settings, key)}", expected=f"one of {', '.join(choices)}")
+    _check_seconds(settings)
+    if settings.probes_dir and not Path(settings.probes_dir).is_dir():
+        raise UsageError(f"--rdzv-conf probes_dir={settings.probes_dir}", expected="a directory of executables")
+    return settings
+
+
+def _check_seconds(settings: Settings) -> None:
     for key, kind in Settings.__annotations__.items():
         value = getattr(settings, key)
         if "float" in str(kind) and value is not None and not (0 <= value < float("inf")):
             raise UsageError(f"--rdzv-conf {key}={value}", expected="seconds, zero or more")
+        if key != "deadline" and value is not None and isinstance(value, float) and value > LONGEST:
+            raise UsageError(f"--rdzv-conf {key}={value:g}", expected=f"seconds, {LONGEST:.0f} at most")
     for key in _POSITIVE:
         if not getattr(settings, key) > 0:
             raise UsageError(f"--rdzv-conf {key}={getattr(settings, key)}", expected="seconds, more than zero")
-    return settings
+    for key in ("lease_ttl", "hang_timeout", "startup_timeout"):
+        if getattr(settings, key) is not None and 0 < getattr(settings, key) < SHORTEST:
+            raise UsageError(f"--rdzv-conf {key}={getattr(settings, key)}", expected=f"seconds, {SHORTEST:g} at least")

@@ -26,6 +26,7 @@ def the_line(cluster: Cluster, host: int = 2) -> str:
         (["--rdzv-endpoint=127.0.0.2:http"], "", "expected HOST:PORT"),
         (["--rdzv-endpoint=no-such-host.invalid:29500"], "", "cannot resolve 'no-such-host.invalid'"),
         (["--rdzv-id=none"], "", "no --rdzv-id"),
+        (["--rdzv-conf=run_dir=/proc/none"], "", "cannot write to the run directory /proc/none"),
         (["--local-addr=203.0.113.7"], "", "cannot listen on 203.0.113.7"),
         ([], "sttle=2", "unknown --rdzv-conf key 'sttle'; expected one of store, last_call"),
         ([], "settle=soon", "--rdzv-conf: Expected `float`, got `str` - at `$.settle`"),
