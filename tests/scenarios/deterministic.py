@@ -62,6 +62,7 @@ def compare_phases(mode: Mode, baseline: Path, target: Path) -> list[str]:
         complaints += journal.differences(directory / "run", story)
         complaints += journal.killed(directory / "run", [(1, _victim(mode))])
         complaints += journal.resumptions(directory / "run", resumed)
+        complaints += journal.judged(directory / "run")
     return complaints
 
 

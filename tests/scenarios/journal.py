@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.faults.analysis.read import Malformed, read_events, read_run
+from ezpz_elastic.faults.analyze import analyze
 from scenarios.runs import host_name
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "decided",
     "differences",
     "finished",
+    "judged",
     "killed",
     "opened",
     "readmitted",
@@ -133,6 +135,21 @@ def killed(run_dir: Path, expected: list[tuple[int, int]]) -> list[str]:
     ]
     found = [(event.round, event.fields["rank"]) for event in exits]
     return [] if found == expected else [f"killed were {found} instead of {expected} (round, rank)"]
+
+
+def judged(run_dir: Path, without: tuple[str, ...] = ()) -> list[str]:
+    """Complaints of ``ezpz_elastic.faults.analyze``, a check that could not be made among them.
+
+    Args:
+        run_dir: the run directory.
+        without: checks that this run leaves nothing for.
+    """
+    try:
+        analysis = analyze(read_run(run_dir))
+    except (Malformed, UsageError) as error:
+        return [str(error)]
+    found = [f"round {item.round}: {item.check}: {item.text}" for item in analysis.findings]
+    return [*found, *(f"{name} was not checked" for name in analysis.not_made if name not in without)]
 
 
 def silent(baseline: Path) -> list[str]:

@@ -6,31 +6,29 @@ and does the same under both.
 
 from __future__ import annotations
 
+import argparse
+import gc
+import hashlib
+import os
+import signal
+import threading
 import time
+from pathlib import Path
+from typing import Any
 
-_STARTED = time.monotonic()
+import torch
+import torch.distributed as dist
+from torch.nn import functional
 
-import argparse  # noqa: E402  # the time that imports take is one of the spans that are told
-import gc  # noqa: E402
-import hashlib  # noqa: E402
-import os  # noqa: E402
-import signal  # noqa: E402
-import threading  # noqa: E402
-from typing import Any  # noqa: E402
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from ezpz_elastic import progress  # noqa: E402
-from ezpz_elastic.checkpoint import CheckpointManager, PerRank  # noqa: E402
-from ezpz_elastic.checkpoint.facts import tell  # noqa: E402
-from scenarios import addition, dumps  # noqa: E402
-from scenarios.dumps import Key, Metric, digest  # noqa: E402
-from scenarios.gpt import GPT  # noqa: E402
-from scenarios.modes import MODES, Mode  # noqa: E402
-from scenarios.options import parser  # noqa: E402
-from scenarios.parallel import Layout, divided, layout_of, whole  # noqa: E402
+from ezpz_elastic import progress
+from ezpz_elastic.checkpoint import CheckpointManager, PerRank
+from ezpz_elastic.checkpoint.facts import tell
+from scenarios import addition, dumps
+from scenarios.dumps import Key, Metric, digest
+from scenarios.gpt import GPT
+from scenarios.modes import MODES, Mode
+from scenarios.options import parser
+from scenarios.parallel import Layout, divided, layout_of, whole
 
 _NORM_MEMORY = 0.9
 """How much the running average of gradient norms keeps of itself at each step."""
@@ -40,16 +38,23 @@ _WARM_UP = 8
 
 
 class Spans:
-    """Tells how long each part of the start took."""
+    """Tells how long each part of the start took, from the moment this process was made."""
 
     def __init__(self) -> None:
-        self._last = _STARTED
+        self._last = time.monotonic() - _age()
 
     def end(self, name: str) -> None:
         """The part that began when the last one ended is over."""
         now = time.monotonic()
-        tell("span", name=name, seconds=round(now - self._last, 6), rank=int(os.environ["RANK"]))
+        seconds = round(now - self._last, 6)
+        tell("span", name=name, seconds=seconds, rank=int(os.environ["RANK"]), at=time.time())
         self._last = now
+
+
+def _age() -> float:
+    """Seconds since this process was made, as the kernel counts them (in hundredths)."""
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
 
 
 class Training:

@@ -91,6 +91,7 @@ def compare_spared(mode: Mode, baseline: Path, target: Path) -> list[str]:
         *journal.differences(target / "run", expected),
         *journal.resumptions(target / "run", {1: FIRST - 1, 2: FATAL - 1}),
         *receipts.missing(target / "receipt.json", last),
+        *journal.judged(target / "run"),
         *journal.silent(baseline),
     ]
 
@@ -118,6 +119,7 @@ def compare_shrunk(mode: Mode, baseline: Path, target: Path) -> list[str]:
         *journal.differences(target / "run", expected),
         *journal.resumptions(target / "run", {1: FIRST - 1, 2: FATAL - 1, 3: LAST - 1}),
         *receipts.missing(target / "receipt.json", last),
+        *journal.judged(target / "run"),
         *journal.silent(baseline),
     ]
 
