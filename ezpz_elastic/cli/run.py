@@ -71,22 +71,23 @@ def parse(arguments: Namespace) -> tuple[Any, Any, list[str]]:
         config, command, command_arguments = config_from_args(arguments)
     except (ValueError, AssertionError, RuntimeError) as error:
         raise UsageError(str(error) or f"torch refuses the arguments ({type(error).__name__})", hint=_HELP) from error
-    _add_warmth(config.rdzv_configs, arguments)
+    _add_ours(config.rdzv_configs, arguments)
     return config, command, command_arguments
 
 
-def _add_warmth(conf: dict[str, Any], arguments: Namespace) -> None:
+def _add_ours(conf: dict[str, Any], arguments: Namespace) -> None:
     """Our own flags are other spellings of ``--rdzv-conf`` keys, for people who would not look for them there."""
     names = arguments.warm_import.split(",") if arguments.warm_import else []
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"--warm-import: {name!r}", expected="names of modules, joined by commas", hint=_HELP)
-    for key, value in (("warm", arguments.warm), ("warm_import", "+".join(names))):
+    ours = {"warm": arguments.warm, "warm_import": "+".join(names), "keep": "on" if arguments.keep else None}
+    for key, value in ours.items():
         if not value:
             continue
         if conf.setdefault(key, value) != value:
-            flag = "--" + key.replace("_", "-")
-            raise UsageError(f"{flag}={value} and --rdzv-conf={key}={conf[key]}", expected="one of them")
+            flag = "--keep" if key == "keep" else f"--{key.replace('_', '-')}={value}"
+            raise UsageError(f"{flag} and --rdzv-conf={key}={conf[key]}", expected="one of them")
 
 
 def _parser() -> ArgumentParser:
@@ -114,6 +115,9 @@ def _parser() -> ArgumentParser:
         metavar="A,B",
         help="Further modules for that process to import, none of the program's own; what the first life of the "
         "workers imports by its first step is learned anyway.",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="Leave the run's records in etcd when the job is over, for a postmortem."
     )
     parser.add_argument("--verbose", action="store_true", help="Show the traceback of a usage error.")
     for name, value in _OURS.items():

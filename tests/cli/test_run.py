@@ -74,6 +74,7 @@ def refused(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--warm-import=numpy,my model", "train.py"], "'my model'"),
         (["--warm-import=numpy,,torch", "train.py"], "joined by commas"),
         (["--warm=off", "--rdzv-conf=warm=on", "train.py"], "--rdzv-conf=warm=on"),
+        (["--keep", "--rdzv-conf=keep=off", "train.py"], "--keep and --rdzv-conf=keep=off"),
         ([], "training_script"),
     ],
 )
@@ -191,7 +192,8 @@ def test_the_help_tells_of_our_own_flags_beside_torchruns() -> None:
     done = subprocess.run(
         [str(BIN / "ezpz-elastic"), "run", "--help"], capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
-    assert {"--warm", "--warm-import", "--verbose", "--nproc-per-node"} <= set(done.stdout.replace(",", " ").split())
+    ours = {"--warm", "--warm-import", "--keep", "--verbose"}
+    assert ours | {"--nproc-per-node"} <= set(done.stdout.replace(",", " ").split())
 
 
 def test_two_hosts_with_torchruns_older_spelling_of_the_endpoint(tmp_path: Path, free_port: int) -> None:

@@ -275,6 +275,13 @@ def test_a_fault_of_the_store_touches_no_worker_and_the_job_goes_on(wide_job, ki
     assert job.outcome()["kind"] == "success"
 
 
+def test_a_run_that_is_to_be_kept_leaves_its_records_for_a_postmortem(job):
+    command = [str(Path(sys.executable).parent / "ezpz-elastic"), "run", "--keep"]
+    job.go(2, counting(1), nnodes="1:1", command=command)
+    assert job.wait(2) == 0
+    assert {"/ezpz/job/round/1/opening", "/ezpz/job/round/1/decision"} <= set(job.etcd.all_keys())
+
+
 @pytest.fixture
 def guarded_job(tmp_path: Path) -> Iterator[EtcdJob]:
     etcd = Etcd(tmp_path, tls=True)
