@@ -41,7 +41,9 @@ class Listener:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except BlockingIOError:
+            except OSError:
+                # The queue is empty; or this caller's connection has failed meanwhile, or no descriptor is left, and
+                # neither is a reason for the agent to end: the kernel has answered already.
                 return
             connection.close()
 
@@ -73,9 +75,12 @@ def refused(members: Sequence[Member], timeout: float) -> list[Member]:
 
 def _ask(members: Sequence[Member], timeout: float) -> list[Member]:
     gone: list[Member] = []
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:  # needs no descriptor of its own
         for member in members:
-            probe = socket.socket(socket.AF_INET6 if ":" in member.addr else socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                probe = socket.socket(socket.AF_INET6 if ":" in member.addr else socket.AF_INET, socket.SOCK_STREAM)
+            except OSError:
+                break  # no descriptor is left: a question that is not put
             probe.setblocking(False)
             try:
                 probe.connect((member.addr, member.port))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
+import resource
 import socket
 import threading
 import time
@@ -32,6 +34,12 @@ OPEN_TIMEOUT = 30.0
 address in figures too, and nothing switches that off; a resolver asks again after 5 s when a packet was lost, and gives
 up after a multiple of it. Whether the store is there at all is known before, from its greeting."""
 
+DESCRIPTORS = 1 << 16
+"""Descriptors that the process which serves the store may have: enough for 10,000 agents."""
+
+DOOR_PAUSE = 0.1
+"""Seconds until the next caller is looked at when one could not be taken, for want of a descriptor mostly."""
+
 GREETING_TIMEOUT = 2.0
 """Seconds the endpoint may take to say that the store is there."""
 
@@ -46,6 +54,8 @@ HOLE_PATIENCE = 1.0
 
 SERVICE = "ezpz-elastic store 1"
 """What the endpoint says it is."""
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_GREETING = 4096
 _VOID = b"void"
@@ -93,6 +103,15 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def raise_descriptor_limit() -> None:
+    """Take as many descriptors as this process may: every agent holds half a dozen connections to the store, and 1,024,
+    the usual limit until somebody asks for more, are used up by 170 agents."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def serve_c10d(host: str) -> TCPStore:
     """Serve a fresh c10d store on a port that the system chooses, for as long as the returned object lives."""
     listener = listen(host, 0)
@@ -124,7 +143,9 @@ class StoreServer:
     """
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
+        raise_descriptor_limit()
         self._door = listen(host, port)
+        self._closed = threading.Event()
         self._store = serve_c10d(host)
         self.port: int = self._door.getsockname()[1]
         self.endpoint = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -132,16 +153,23 @@ class StoreServer:
         threading.Thread(target=self._greet, name="ezpz-endpoint", daemon=True).start()
 
     def _greet(self) -> None:
+        told = False
         while True:
             try:
                 connection, _ = self._door.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self._closed.wait(DOOR_PAUSE):
+                    return
+                if not told:
+                    logger.warning("a connection to the store could not be taken: %s", error)
+                    told = True
+                continue
             with connection, contextlib.suppress(OSError):  # whoever asked has gone already
                 connection.sendall(self._greeting)
 
     def close(self) -> None:
         """Stop serving."""
+        self._closed.set()
         self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
         del self._store

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from support.builders import member
 
 from rendezvous.liveness import LeaseClock, Listener, refused
@@ -45,3 +50,32 @@ def test_a_port_answers_while_its_agent_lives_and_refuses_when_it_is_gone():
 
 def test_an_unreachable_address_is_no_refusal():
     assert refused([member("nowhere", addr="no-such-host.invalid", port=1)], 0.2) == []
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
+        taken = []
+        try:
+            while True:
+                taken.append(socket.socket())
+        except OSError:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for item in taken:
+                item.close()
+
+
+def test_an_agent_that_has_no_descriptor_left_answers_all_the_same_and_accuses_nobody():
+    listener, dead = Listener("127.0.0.1"), Listener("127.0.0.1")
+    dead.close()
+    with socket.create_connection(("127.0.0.1", listener.port)) as asked, no_descriptor_left():
+        listener.drain()
+        assert refused([member(1, host="127.0.0.1", port=dead.port)], 1.0) == []
+        asked.setblocking(False)
+    listener.drain()
+    assert refused([member(1, host="127.0.0.1", port=dead.port)], 1.0) != []
+    listener.close()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -87,3 +91,45 @@ def test_a_slow_name_service_may_delay_the_first_contact_and_nothing_after_it(se
     assert allowed == [module.OPEN_TIMEOUT]
     assert module.OPEN_TIMEOUT >= 3 * 5  # a resolver's own patience, three times over
     assert store._client.timeout == timedelta(seconds=module.OP_TIMEOUT)
+
+
+_SERVE = """
+import resource, sys
+from rendezvous.stores.tcpstore import StoreServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+server = StoreServer("127.0.0.1", 0, "job")
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_store_serves_more_agents_than_its_process_was_given_descriptors():
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 200
+    process = subprocess.Popen([sys.executable, "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        stores = [TcpStore("127.0.0.1", port, "job") for _ in range(80)]
+        assert [store.create(f"key/{n}", b"x") for n, store in enumerate(stores)] == [b"x"] * 80
+        process.stdin.close()
+
+
+def test_an_endpoint_that_could_not_take_one_caller_takes_the_next(server):
+    door, failed = server._door, []
+
+    class Door:
+        def accept(self):
+            if not failed:
+                failed.append(1)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return door.accept()
+
+        def __getattr__(self, name):
+            return getattr(door, name)
+
+    server._door = Door()
+    host, port = server.endpoint.rsplit(":", 1)
+    for _ in range(3):  # the first one is still taken by the accept that was under way
+        assert module.greet(host, int(port)).run_id == "run"
+    assert failed
