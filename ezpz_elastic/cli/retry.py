@@ -35,6 +35,7 @@ def run(
         float,
         typer.Option("--idle-timeout", "--timeout", help="seconds of silence that end an attempt; 0: never"),
     ] = 1800.0,
+    grace: Annotated[float, typer.Option(help="seconds between SIGTERM and SIGKILL")] = 10.0,
     max_retries: Annotated[
         int,
         typer.Option(
@@ -68,6 +69,7 @@ def run(
 
     from ezpz_elastic.cli._verdicts import seconds
     from ezpz_elastic.decide.situation import Limits, OnBlind
+    from ezpz_elastic.ledger import say
     from ezpz_elastic.machines import find_machine
     from ezpz_elastic.retry.loop import Options, RetryLoop
     from ezpz_elastic.retry.pool import Pool, read_allocation
@@ -77,6 +79,7 @@ def run(
     _at_least("--nhosts", nhosts, 1)
     _at_least("--max-retries", max_retries, 0)
     _at_least("--idle-timeout", idle_timeout, 0)
+    _at_least("--grace", grace, 0)
     if ranks_per_host is not None:
         _at_least("--ranks-per-host", ranks_per_host, 1)
     if on_blind not in {item.value for item in OnBlind}:
@@ -93,6 +96,7 @@ def run(
         machine=machine,
         limits=Limits(max_restarts=max_retries, on_blind=OnBlind(on_blind), flag_named="--max-retries"),
         idle_timeout=idle_timeout,
+        grace=grace,
         deadline=known_deadline(None if left is None else time.time() + left, os.environ),
         ranks_per_host=ranks_per_host,
         checkpoints=checkpoints,
@@ -100,7 +104,7 @@ def run(
     )
     if options.pool.spares and not any("{hostfile}" in word for word in words):
         where = options.run_dir / "active.hostfile"
-        print(f"ezpz-elastic retry: CMD has no {{hostfile}}: it must read {where} or $EZPZ_HOSTFILE", file=sys.stderr)
+        say(f"CMD has no {{hostfile}}: a host that is replaced leaves it only if it reads {where} or $EZPZ_HOSTFILE")
     try:
         return RetryLoop(options).run()
     finally:

@@ -1,4 +1,4 @@
-"""``python -m ezpz_elastic.faults run|plot``: the retry loop's decisions, tried on this machine without breaking a node."""
+"""``python -m ezpz_elastic.faults run|plot``: try the decisions of the retry loop without breaking a node."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ class Options(msgspec.Struct, frozen=True):
         machine: whose log lines and host names to expect.
         limits: how far the policy may go.
         idle_timeout: seconds of silence after which an attempt is stopped; 0: never.
+        grace: seconds that processes get between SIGTERM and SIGKILL.
         deadline: when the allocation ends, seconds since the epoch; ``None`` if nobody tells.
         ranks_per_host: ranks on each host, block by block; ``None`` if nobody told.
         checkpoints: the job's checkpoint directory, if it is one of ours.
@@ -60,6 +61,7 @@ class Options(msgspec.Struct, frozen=True):
     machine: str
     limits: Limits
     idle_timeout: float
+    grace: float = 10.0
     deadline: float | None = None
     ranks_per_host: int | None = None
     checkpoints: Path | None = None
@@ -130,7 +132,7 @@ class RetryLoop:
         try:
             if stops.received is None:
                 self._open_round(number)
-                attempt = Attempt(self._tag, log, self._console, eye.see, options.idle_timeout, stops)
+                attempt = Attempt(self._tag, log, self._console, eye.see, options.idle_timeout, options.grace, stops)
                 ended = attempt.run(self._command(), self._environment(number), partial(self._started, number))
                 self._console.flush()
                 eye.finish()

@@ -23,13 +23,10 @@ from ezpz_elastic.process_tree import stop_all
 from ezpz_elastic.retry.stops import Stops
 from ezpz_elastic.retry.stream import AttemptLog, ConsoleSink
 
-__all__ = ["GRACE", "IDLE_EXIT", "Attempt", "Ended"]
+__all__ = ["IDLE_EXIT", "Attempt", "Ended"]
 
 IDLE_EXIT = 124
 """The exit code of an attempt that was silent for too long, as ``timeout(1)`` has it."""
-
-GRACE = 10.0
-"""Seconds that processes get between SIGTERM and SIGKILL."""
 
 _PIECE = 1 << 18
 _NO_SUCH_COMMAND, _NOT_EXECUTABLE = 127, 126  # as shells say it
@@ -66,6 +63,7 @@ class Attempt:
         console: takes it too.
         observe: is shown it.
         idle_timeout: seconds of silence after which it is stopped; 0: never.
+        grace: seconds that processes get between SIGTERM and SIGKILL.
         stops: tells when we are told to stop.
     """
 
@@ -76,10 +74,11 @@ class Attempt:
         console: ConsoleSink,
         observe: Callable[[bytes], None],
         idle_timeout: float,
+        grace: float,
         stops: Stops,
     ) -> None:
         self._tag, self._log, self._console, self._observe = tag, log, console, observe
-        self._idle_timeout, self._stops = idle_timeout, stops
+        self._idle_timeout, self._grace, self._stops = idle_timeout, grace, stops
         self._selector = selectors.DefaultSelector()
         self._heard = time.monotonic()
         self._open = False
@@ -163,7 +162,7 @@ class Attempt:
         self._say(f"{why}Sending SIGTERM to all processes of this attempt")
         left: list[int] = []
         stopper = threading.Thread(
-            target=lambda: left.extend(stop_all(self._tag, signal.SIGTERM, GRACE)), name="ezpz-stop"
+            target=lambda: left.extend(stop_all(self._tag, signal.SIGTERM, self._grace)), name="ezpz-stop"
         )
         stopper.start()
         while stopper.is_alive():
