@@ -68,6 +68,9 @@ SLICE = 0.25
 REFUSAL_LOOK = 2.0
 """Seconds between two looks of an agent without a slot for a word that it is not admitted, or that the job is over."""
 
+STORE_PATIENCE = 15.0
+"""Seconds without a store after which an agent that joins says what it looks for."""
+
 LAST_PORT = 65535
 
 CLOSED = "closed"
@@ -177,7 +180,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
 
     def _insist(self, step: Callable[[], None]) -> None:
         """Repeat a step until the store has taken it; each of them may be done twice."""
-        deadline = time.monotonic() + self.job.join_timeout
+        deadline, tell_at = time.monotonic() + self.job.join_timeout, time.monotonic() + STORE_PATIENCE
         while True:
             self._check()
             try:
@@ -187,6 +190,10 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             except StoreUnavailable as error:
                 if time.monotonic() >= deadline:
                     raise RendezvousTimeoutError(f"no store within {self.job.join_timeout:g} s: {error}") from error
+                if time.monotonic() >= tell_at:
+                    tell_at = deadline
+                    told = "%s has found no store in %g s and looks on, %g s in all: %s"
+                    logger.warning(told, self.member.host, STORE_PATIENCE, self.job.join_timeout, error)
                 self.interrupted.wait(SLICE)
 
     def _agree(self) -> None:

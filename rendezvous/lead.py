@@ -14,7 +14,7 @@ import msgspec
 
 from rendezvous.account import Ledger, catch_up, retired_before, settle
 from rendezvous.liveness import LeaseClock, refused
-from rendezvous.membership import CheckTwin, Decide, Effect, Membership, Open, Refuse, Tick
+from rendezvous.membership import CheckTwin, Decide, Effect, Membership, Open, Phase, Refuse, Tick
 from rendezvous.records import (
     Case,
     Decision,
@@ -46,6 +46,12 @@ OVERDUE_BEATS = 2
 
 PROBE_TIMEOUT = 0.25
 """Seconds given to all ports that are asked at once."""
+
+SHORT_PATIENCE = 30.0
+"""Seconds without enough hosts after which that is told; torchruns of one job seldom start further apart."""
+
+_FEW = 8
+"""Hosts named in such a line."""
 
 Decider = Callable[[Case], Decision]
 
@@ -109,6 +115,8 @@ class Leader:
         self._malformed: set[str] = set()
         self._accused_in = 0
         self._doubtful = False
+        self._short_since: float | None = None
+        self._short_told = False
 
     def doubt(self) -> None:
         """Ask all ports in the next turn, whatever the leases say. May be called from another thread."""
@@ -145,7 +153,25 @@ class Leader:
             return False
         self._next_beat = self._now() + self._beat
         self._look_for_the_lost()
+        self._say_who_is_there()
         return self._store.get(self._successor) is not None
+
+    def _say_who_is_there(self) -> None:
+        """A round that waits for hosts says so once: somebody has forgotten to start them, or they cannot reach us."""
+        job, least = self._membership, self._job.min_hosts
+        if job.phase is not Phase.FORMING or len(job.members) >= least:
+            self._short_since = None
+            return
+        if self._short_since is None:
+            self._short_since, self._short_told = self._now(), False
+        waited = self._now() - self._short_since
+        if waited >= SHORT_PATIENCE and not self._short_told:
+            self._short_told = True
+            names = ", ".join(member.host for member in list(job.members.values())[:_FEW])
+            logger.warning(
+                "round %d has waited %.0f s for hosts: %d of at least %d are there (%s); it waits %g s in all",
+                *(job.round, waited, len(job.members), least, names, self._job.join_timeout),
+            )
 
     def _take(self, key: str, data: bytes) -> None:
         try:

@@ -105,6 +105,17 @@ def test_one_leads_and_commits_each_record_once(jobs):
     assert "coordinator/2" not in jobs.world.records
 
 
+def test_a_round_that_waits_for_hosts_says_once_who_is_there(jobs, monkeypatch, caplog):
+    monkeypatch.setattr("rendezvous.lead.SHORT_PATIENCE", 0.1)
+    a = jobs.join("a", coordinate=True)
+    jobs.until(lambda: "1 of at least 2 are there (a)" in caplog.text, "the line", (a,))
+    told_at = time.monotonic()
+    jobs.until(lambda: time.monotonic() > told_at + 0.3, "several beats", (a,))
+    assert caplog.text.count("of at least") == 1
+    b = jobs.join("b")
+    jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b))
+
+
 def test_a_killed_coordinator_is_replaced_and_its_host_is_lost_to_the_round(jobs):
     a = jobs.join("a", coordinate=True)
     jobs.until(lambda: "coordinator/1" in jobs.world.records, "a leads", (a,))

@@ -183,11 +183,15 @@ def test_shutdown_closes_everything_and_may_be_repeated(running):
     running.until(lambda: a.member.id not in str(running.handlers[1]._store.leases([])), "it is gone")
 
 
-def test_no_store_in_time_is_a_timeout(running):
-    late = running.add("h0", join_timeout=0.3)
+def test_no_store_in_time_is_a_timeout_and_a_person_who_waits_is_told_before(running, monkeypatch, caplog):
+    monkeypatch.setattr(module, "STORE_PATIENCE", 0.1)
+    late = running.add("h0", join_timeout=0.9)
     late._store = TcpStore("127.0.0.1", 1, "run")
-    with pytest.raises(RendezvousTimeoutError, match=r"no store within 0\.3 s"):
+    with pytest.raises(RendezvousTimeoutError, match=r"no store within 0\.9 s"):
         late.next_rendezvous()
+    assert [record.message.partition(", ")[0] for record in caplog.records] == [
+        "h0 has found no store in 0.1 s and looks on"
+    ]
 
 
 def test_a_store_that_does_not_come_back_is_a_lost_connection(running, monkeypatch):

@@ -110,8 +110,8 @@ def test_the_store_serves_more_agents_than_its_process_was_given_descriptors():
         assert process.stdin is not None
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        stores = [TcpStore("127.0.0.1", port, "job") for _ in range(80)]
-        assert [store.create(f"key/{n}", b"x") for n, store in enumerate(stores)] == [b"x"] * 80
+        stores = [TcpStore("127.0.0.1", port, "job") for _ in range(50)]
+        assert [store.create(f"key/{n}", b"x") for n, store in enumerate(stores)] == [b"x"] * 50
         process.stdin.close()
 
 
