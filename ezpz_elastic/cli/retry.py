@@ -102,11 +102,12 @@ def run(
         checkpoints=checkpoints,
         tells_steps=steps,
     )
+    loop = RetryLoop(options)
     if options.pool.spares and not any("{hostfile}" in word for word in words):
         where = options.run_dir / "active.hostfile"
         say(f"CMD has no {{hostfile}}: a host that is replaced leaves it only if it reads {where} or $EZPZ_HOSTFILE")
     try:
-        return RetryLoop(options).run()
+        return loop.run()
     finally:
         _leave_quietly()
 

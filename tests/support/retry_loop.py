@@ -46,6 +46,14 @@ class Loop:
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out or b"", (err or b"").decode(errors="replace")
 
+    def run_plainly(self, words: Sequence[str]) -> tuple[int, bytes, str]:
+        """Run some other command under the mark, to the end."""
+        pipe = subprocess.PIPE
+        env = {**CLEAN, MARK: self.mark}
+        self.process = subprocess.Popen(words, env=env, cwd=self.directory, stdout=pipe, stderr=pipe)
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err.decode(errors="replace")
+
     def script(self, text: str) -> list[str]:
         """A Python program as a command."""
         path = self.directory / f"script-{uuid.uuid4().hex[:6]}.py"
