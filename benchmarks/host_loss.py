@@ -3,7 +3,8 @@
     python benchmarks/host_loss.py [--losses 5] [--job bare|ddp] [--lease-ttl 5]
 
 Two active hosts and a spare on loopback addresses of this machine, one rank each; the second host is killed at once,
-agent first, when the group has trained for a while. The time of the decision is the coordinator's own journal entry.
+agent first, when the group has trained for a while and the spare has done its imports. The time of the decision is the
+coordinator's own journal entry. What is between the decision and the first step is told by the journals' spans.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ def await_true(what: object, limit: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+def has_settled(agent: int) -> bool:
+    """Whether an agent's servers import nothing any more: a spare that has stood by for a few seconds."""
+    servers = [child for child in psutil.Process(agent).children() if "server.py" in " ".join(child.cmdline())]
+    before = [server.cpu_times().user for server in servers]
+    time.sleep(0.5)
+    return bool(servers) and before == [server.cpu_times().user for server in servers]
+
+
 def lose(job: str, ttl: float) -> tuple[float, float]:
     """One loss: seconds to the decision, and to the first step of both ranks."""
     scratch, port = Path(tempfile.mkdtemp(prefix="ezpz-loss-")), free_port("127.0.0.2")
@@ -60,7 +69,9 @@ def lose(job: str, ttl: float) -> tuple[float, float]:
         await_true(lambda: {line[0] for line in steps(scratch)} == {"0", "1"})
         agents[4] = start(4, port, job, scratch, ttl)
         await_true((scratch / "run/journal/127.0.0.4.jsonl").exists)
-        time.sleep(2 * SETTLED)  # the spare imports what the first life needed
+        time.sleep(SETTLED)
+        for agent in agents.values():
+            await_true(lambda agent=agent: has_settled(agent.pid))  # it has imported what the first life needed
         known = {line[1] for line in steps(scratch)}
         victims = [psutil.Process(agents[3].pid), *psutil.Process(agents[3].pid).children(recursive=True)]
         killed = time.time()

@@ -100,6 +100,7 @@ class WarmServer:
 
     def __init__(self, python: str, words: Sequence[str], modules: Sequence[str], tag: str, scratch: Path) -> None:
         self.modules = tuple(modules)
+        self._tree = _tree(words)
         self._link, theirs = socket.socketpair()
         self.was_ready = False
         with theirs, _empty(scratch / "imports.out") as out, _empty(scratch / "imports.err") as err:
@@ -112,7 +113,17 @@ class WarmServer:
                 env={**os.environ, TAG: tag},
             )
         self.pid = self._process.pid
-        self._send({"modules": list(modules), "tree": _tree(words)})
+        self._send({"modules": list(modules), "tree": self._tree})
+
+    def extend(self, modules: Sequence[str]) -> None:
+        """Have a ready server that has no workers import more; ``ready`` tells when it has.
+
+        Raises:
+            ServerGone: the server has ended.
+        """
+        self.modules = (*self.modules, *modules)
+        self.was_ready = False
+        self._send({"modules": list(modules), "tree": self._tree})
 
     def ready(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait until it is ready.

@@ -78,7 +78,9 @@ class WarmWorkers:
         self._successor: WarmServer | None = None
         self._learner: threading.Thread | None = None
         self._stepped: Callable[[], bool] = lambda: False
-        self._recording = False
+        self._recording = self._learned = False
+        self._first_is_free = threading.Lock()  # held by whoever talks with the first server
+        self._used = False  # workers come from the first server: what it must not do any more is import
 
     def _serve(self, modules: Sequence[str]) -> WarmServer:
         with self._lock:
@@ -106,6 +108,11 @@ class WarmWorkers:
         Returns:
             ``None`` if there is none: start workers the cold way.
         """
+        while not self._first_is_free.acquire(timeout=0.25):
+            if give_up():
+                return None
+        self._used = True
+        self._first_is_free.release()
         if self._successor is not None and self._successor is not self._first:
             if self._first is not None:
                 self._end(self._first)
@@ -153,17 +160,17 @@ class WarmWorkers:
         Returns:
             Where local rank 0 is to note its imports, if it is to.
         """
-        self._recording = slot == 0 and self._successor is None
+        self._recording = slot == 0 and not self._learned
         self._stepped = stepped
         return self._record if self._recording else None
 
     def _learn(self, store: Store) -> None:
-        names = self._await_names(store)
+        names = self._extend_first(self._await_names(store))
         while names and not self._stopping.is_set():
             server = self._serve([*self._modules, *names])
             try:
                 if server.ready(PATIENCE, self._stopping.is_set):
-                    self._successor = server
+                    self._successor, self._learned = server, True
                     return
             except Unfit as error:
                 logger.info("%s cannot be imported ahead: it leaves threads or devices behind", error)
@@ -172,6 +179,31 @@ class WarmWorkers:
                 logger.warning("cannot import ahead: %s", error)
                 names = []
             self._end(server)
+
+    def _extend_first(self, names: list[str]) -> list[str]:
+        """A spare's first server has no workers yet and imports the rest itself, which saves a second one.
+
+        Returns:
+            What a second server has to import because the first one cannot.
+        """
+        with self._first_is_free:
+            first = self._first
+            if not names or self._used or first is None:
+                return names
+            try:
+                if not first.ready(PATIENCE, self._stopping.is_set):
+                    return names
+                first.extend(names)
+                self._learned = first.ready(PATIENCE, self._stopping.is_set)
+                return []
+            except Unfit as error:
+                logger.info("%s cannot be imported ahead: it leaves threads or devices behind", error)
+                names = [name for name in names if name != str(error)]
+            except ServerGone as error:
+                logger.warning("cannot import ahead: %s", error)
+            self._end(first)
+            self._first = self._serve(self._modules)
+            return names
 
     def _await_names(self, store: Store) -> list[str]:
         while not self._stopping.wait(STEP_LOOK if self._recording else STORE_LOOK):

@@ -1,7 +1,8 @@
 """The fork server of warm workers. Runs as a process of its own, stdlib only, started by ``client.WarmServer``.
 
 ``python -u server.py FD [-m] SCRIPT …``: FD is a stream socket to the agent, the rest is what workers will run (given
-here too, so that ``ps`` shows it for them). The first message says what to import; each further one asks for a worker.
+here too, so that ``ps`` shows it for them). The first message says what to import; each further one asks for a worker,
+or has more imported before there is any.
 A worker is a fork that becomes what ``python -u [-m] SCRIPT …`` would have been and ends by the interpreter's own way
 out. The server itself runs no threads, opens no device and, once ready, imports nothing.
 """
@@ -258,6 +259,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(link, selectors.EVENT_READ)
         self._tellers: dict[int, tuple[int, int]] = {}  # pid: its pidfd, and where to tell of its end
+        self.said: dict[int, bytes] = {}  # by the imports; the streams are others in a worker
 
     def serve(self) -> dict[str, Any]:
         """Until the agent is gone. Returns only in a worker: what it has to become."""
@@ -275,6 +277,9 @@ class Server:
             job, descriptors = receive(self._link)
         except (EOFError, ConnectionError):
             os._exit(0)  # not by the interpreter's way out: exit handlers belong to workers
+        if "modules" in job:
+            self.warm(job)
+            return None
         try:
             pid = os.fork()
         except OSError as error:
@@ -294,6 +299,16 @@ class Server:
         self._selector.register(watch, selectors.EVENT_READ, pid)
         send(self._link, {"pid": pid})
         return None
+
+    def warm(self, order: dict[str, Any]) -> None:
+        """Import what is ordered and say so; a server that cannot fork any more after that ends."""
+        try:
+            preload(order["modules"], order["tree"])
+        except Unfit as error:
+            refuse(self._link, {"unfit": str(error)})
+        self.said = {stream: text for stream in (1, 2) if (text := os.pread(stream, LONGEST, 0))}
+        gc.collect()  # not gc.freeze: what is frozen would not be finalized when a worker ends
+        send(self._link, {"ready": True})
 
     def _detach(self, teller: int, stdout: int, stderr: int) -> None:
         """In the worker: a session of its own, its own output, and nothing of the server's left open."""
@@ -376,15 +391,10 @@ def main() -> None:
     order, _ = receive(link)
     if not safe_path():
         sys.path.insert(0, first_path(words))
-    try:
-        preload(order["modules"], order["tree"])
-    except Unfit as error:
-        refuse(link, {"unfit": str(error)})
-    said = {stream: text for stream in (1, 2) if (text := os.pread(stream, LONGEST, 0))}
-    gc.collect()  # not gc.freeze: what is frozen would not be finalized when a worker ends
-    send(link, {"ready": True})
-    job = Server(link).serve()
-    settle_in(job, said)
+    server = Server(link)
+    server.warm(order)
+    job = server.serve()
+    settle_in(job, server.said)
     become(job["words"])
 
 

@@ -28,6 +28,12 @@ def ended(cluster: Cluster, round_number: int) -> Event:
     return found()[0]
 
 
+def workers(cluster: Cluster, round_number: int, count: int, host: int = 2) -> list[int]:
+    """Pids of all workers of a round, which may be at work before their agent has written them down."""
+    cluster.await_true(lambda: len(cluster.workers(host, round_number)) == count, f"{count} workers in the journal")
+    return cluster.workers(host, round_number)
+
+
 def finish(cluster: Cluster, host: int = 2) -> None:
     os.kill(cluster.agents[host].pid, signal.SIGTERM)
     cluster.wait(host, 30)
@@ -79,7 +85,7 @@ def test_a_fault_is_told_with_its_core_dump_and_the_kernels_words_on_it(cluster)
 def test_the_agents_own_stop_is_written_down_and_is_no_evidence(cluster):
     cluster.start(2, script(cluster, WAIT), nnodes="1:1", nproc=3)
     cluster.await_true(lambda: "ready" in cluster.text("rounds/1/2/stdout.log"), "three workers")
-    os.kill(cluster.workers(2, 1)[1], signal.SIGKILL)
+    os.kill(workers(cluster, 1, 3)[1], signal.SIGKILL)
     cluster.await_true(lambda: "ready" in cluster.text("rounds/2/2/stdout.log"), "the next round")
     ends = {e["rank"]: (e["signal"], e["by_agent"]) for e in cluster.events("worker_exited") if e["round"] == 1}
     assert ends == {0: (signal.SIGTERM, True), 1: (signal.SIGKILL, False), 2: (signal.SIGTERM, True)}
@@ -149,7 +155,7 @@ def test_a_process_that_outlives_sigkill_makes_its_host_a_suspect_and_delays_no_
     try:
         cluster.start(2, [PACE, "--apart"], nnodes="1:1", nproc=2, conf="grace=0.5")
         cluster.await_step(3)
-        frozen, other = cluster.workers(2, 1)
+        frozen, other = workers(cluster, 1, 2)
         (group / "cgroup.procs").write_text(str(frozen))
         (group / "freezer.state").write_text("FROZEN")
         cluster.await_true(lambda: (group / "freezer.state").read_text().strip() == "FROZEN", "that it freezes")
@@ -158,7 +164,7 @@ def test_a_process_that_outlives_sigkill_makes_its_host_a_suspect_and_delays_no_
         assert psutil.Process(frozen).is_running(), "it has outlived SIGKILL"
         told = cluster.events("unkillable")
         assert [event["pids"] for event in told] == [[frozen]]
-        os.kill(cluster.workers(2, 2)[0], signal.SIGKILL)
+        os.kill(workers(cluster, 2, 2)[0], signal.SIGKILL)
         cluster.await_step(3, 3)
         assert len(cluster.events("unkillable")) == 1, "nobody waits for it a second time"
         first, second = cluster.events("verdict")
@@ -180,11 +186,11 @@ def test_the_launchers_log_is_read_at_a_failure_by_the_agent_in_slot_0_and_by_no
     for host in (2, 3):
         cluster.start(host, [PACE], conf=f"launcher_log={log}")
     cluster.await_step(3)
-    os.kill(cluster.workers(3, 1)[0], signal.SIGKILL)
+    os.kill(workers(cluster, 1, 1, host=3)[0], signal.SIGKILL)
     cluster.await_step(3, 2)
     with log.open("a") as file:
         file.write(limit.format(1))
-    os.kill(cluster.workers(2, 2)[0], signal.SIGKILL)
+    os.kill(workers(cluster, 2, 1)[0], signal.SIGKILL)
     assert [cluster.wait(host) for host in (2, 3)] == [128 + signal.SIGKILL] * 2
     assert [event["kind"] for event in cluster.events("verdict")] == ["retryable_unattributed", "walltime"]
     assert "STEP 12.1" in str(cluster.events("verdict")[1])

@@ -98,10 +98,40 @@ def test_a_spare_learns_from_the_store(place, workers):
     store.create(KEY, b'["colorsys", "restless", "no_such_module", "neighbour"]')
     kept = workers()
     kept.learn(store)
-    await_true(lambda: kept._successor is not None)
-    assert kept._successor.modules == ("colorsys", "no_such_module", "neighbour"), "what is unfit is left out"
-    worker, text = run(kept.server(never), place)
+    await_true(lambda: kept._learned)
+    server = kept.server(never)
+    assert server.modules == ("colorsys", "no_such_module", "neighbour"), "what is unfit is left out"
+    worker, text = run(server, place)
     assert text.split() == ["colorsys"]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
+def test_a_spare_needs_no_second_server_to_learn_and_does_not_record(place, workers):
+    store = FakeStore(World())
+    store.create(KEY, b'["colorsys", "neighbour"]')
+    kept = workers()
+    (only,) = kept.pids()
+    kept.learn(store)
+    await_true(lambda: kept._learned)
+    server = kept.server(never)
+    assert (server.pid, kept.pids()) == (only, {only})
+    worker, text = run(server, place)
+    assert text.split() == ["colorsys"]
+    assert kept.begin(0, never) is None
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
+def test_a_server_that_has_workers_is_left_alone(place, workers):
+    store, kept = FakeStore(World()), workers()
+    first = kept.server(never)
+    worker, _ = run(first, place)
+    store.create(KEY, b'["colorsys"]')
+    kept.learn(store)
+    await_true(lambda: kept._learned)
+    assert first.modules == ()
+    assert kept._successor is not first
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait(10)
 

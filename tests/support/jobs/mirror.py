@@ -36,6 +36,8 @@ def children() -> None:
         print(method, [batch.value for batch in loader])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print("pool", pool.map(double, [3])[0].value, multiprocessing.get_start_method(allow_none=True))
+        pool.close()  # or it is terminated, before or after its process has said its last words
+        pool.join()
 
 
 def _collate(items: list[int]) -> Doubled:
