@@ -126,7 +126,7 @@ def restart(job: Job, restarts: int) -> list[State]:
 
 
 def grown(found: list[State]) -> bool:
-    """Whether an agent holds more and more. The allocator keeps some MiB now and then: the least of each half counts."""
+    """Whether an agent holds more and more; an allocator keeps some MiB now and then: the least of each half counts."""
     early, late = found[: max(1, len(found) // 2)], found[len(found) // 2 :]
     more = min(state.private for state in late) - min(state.private for state in early) > GROWTH
     last = found[-1]
