@@ -25,11 +25,14 @@ DEADLINE = 0.8
 FULL = 0.995
 """Part of a file system, or of its inodes, that is in use when it counts as full."""
 
+_LUSTRE = "lustre"
+_FAILED = "exit code"
+
 _TOOLS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gpu processes", ("nvidia-smi", "--query-compute-apps=pid,used_memory,name", "--format=csv,noheader")),
     ("xpu processes", ("xpu-smi", "ps")),
     ("sycl devices", ("sycl-ls",)),
-    ("lustre", ("lfs", "check", "servers")),
+    (_LUSTRE, ("lfs", "check", "servers")),
 )
 _DETAIL = 300
 
@@ -55,13 +58,22 @@ def survey(host: str, run_dir: Path, workers: Iterable[int] = (), probes_dir: Pa
 
 
 def gone_since(before: Sequence[HostProbe], now: Sequence[HostProbe]) -> list[HostProbe]:
-    """What is unhealthy now and was not before, and links that were up before and are down now."""
+    """What is unhealthy now and was not before, links that went down, and a Lustre client that has lost servers."""
     already = {item.probe for item in before if not item.healthy}
-    up = {item.probe for item in before if item.probe.startswith("link ") and item.detail == "up"}
-    lost = [item for item in now if item.probe in up and item.detail == "down"]
-    return [item for item in now if not item.healthy and item.probe not in already] + [
-        HostProbe(item.host, item.probe, False, "it was up when the agent started") for item in lost
-    ]
+    first = {item.probe: item.detail for item in before}
+    worse = [item for item in now if not item.healthy and item.probe not in already]
+    for item in now:
+        was = first.get(item.probe)
+        if item.probe.startswith("link ") and (was, item.detail) == ("up", "down"):
+            worse.append(HostProbe(item.host, item.probe, False, "it was up when the agent started"))
+        elif item.probe == _LUSTRE and was is not None and not _lost_servers(was) and _lost_servers(item.detail):
+            detail = f"{item.detail}; it had all its servers when the agent started"
+            worse.append(HostProbe(item.host, item.probe, False, detail))
+    return worse
+
+
+def _lost_servers(told: str) -> bool:
+    return f": {_FAILED}" in told  # no answer in time says no more than that the host is busy
 
 
 def _memory(host: str) -> list[HostProbe]:
@@ -128,7 +140,7 @@ def _space(name: str, path: Path) -> Probe:
 def _tool(name: str, command: Sequence[str]) -> Probe:
     def probe(host: str) -> list[HostProbe]:
         code, text = _run(command)
-        answer = "no answer" if code is None else f"exit code {code}" if code else text or "none"
+        answer = "no answer" if code is None else f"{_FAILED} {code}: {text}".rstrip(": ") if code else text or "none"
         return [HostProbe(host, name, True, f"{command[0]}: {answer}"[:_DETAIL])]
 
     return probe

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import psutil
 
-from ezpz_elastic.decide.evidence import HostProbe
+from ezpz_elastic.decide.classify import classify
+from ezpz_elastic.decide.context import Context
+from ezpz_elastic.decide.evidence import HostProbe, WorkerExit
+from ezpz_elastic.decide.verdict import Cause
 from ezpz_elastic.health import Health
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.observe import host as host_module
@@ -86,6 +89,21 @@ def test_only_what_has_changed_since_the_start_speaks_against_a_host():
     ]
     assert [item.probe for item in gone_since(before, now)] == ["shm", "link hsn0"]
     assert gone_since(before, before) == []
+
+
+def test_a_lustre_client_that_has_lost_servers_speaks_of_storage_and_of_no_host(tmp_path, monkeypatch):
+    tools = tmp_path / "bin"
+    program(tools, "lfs", "echo scratch-OST0001-osc-ffff: active.")
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    before = survey("h0", tmp_path)
+    program(tools, "lfs", "echo \"lfs check: error: check 'scratch-OST0001': Connection timed out (110)\"; exit 110")
+    (lost,) = gone_since(before, survey("h0", tmp_path))
+    assert (lost.probe, lost.healthy) == ("lustre", False)
+    assert "exit code 110: lfs check: error" in lost.detail
+    killed = WorkerExit("h0", 0, exit_code=1)
+    verdict = classify([killed, lost], Context(hosts=("h0", "h1"), live=True))
+    assert (verdict.cause, verdict.hosts) == (Cause.STORAGE, ())
+    assert gone_since([lost], [lost]) == [], "it was so before"
 
 
 def test_a_failure_is_surveyed_in_a_thread_and_reports_what_is_wrong(tmp_path):
