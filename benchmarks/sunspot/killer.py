@@ -1,11 +1,11 @@
-"""Kills what belongs to a job on the host it runs on, sees it die, and leaves a receipt. Copied to that host as one file.
+"""Kills what belongs to a job on the host it runs on, sees it die, leaves a receipt. Copied to that host as one file.
 
-    killer.py MODE RUN_DIRECTORY RECEIPT
+    killer.py MODE MARK RECEIPT
 
-MODE is ``rank`` (the job's training ranks), ``pals`` (the launcher's daemon), ``agent`` (our elastic agent) or ``node`` (all
-of these). What belongs to the job has RUN_DIRECTORY in its command line; a daemon is known by its name and has to be this
-user's. Exit code 0 only if every process was seen dead and one of the kind that MODE is about was among them: a harness
-that cannot tell a fault that was survived from one that never landed reports the second as the first.
+MODE is ``rank`` (the job's training ranks), ``pals`` (the launcher's daemon), ``agent`` (our elastic agent) or ``node``
+(all of these). What belongs to the job has MARK, a path of its own, in its command line; a daemon is known by its name.
+All have to be this user's. Exit code 0 only if every process was seen dead and one of the kind that MODE is about was
+among them: a killer that hit nothing must not look like a fault that was survived.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ WANTED = {
     "agent": frozenset({"agent"}),
     "node": frozenset({"agent", "daemon", "rank"}),
 }
+ABOUT = {"rank": "rank", "pals": "daemon", "agent": "agent", "node": "rank"}
+"""What has to be among the dead; a node's daemon may belong to root."""
+
 PATIENCE = 10.0
 """Seconds in which a killed process has to be seen dead; the kernel needs milliseconds."""
 
@@ -43,36 +46,36 @@ class Process(NamedTuple):
     host: str | None  # NODEKILL_HOST in its environment, where one machine plays several hosts
 
 
-def kind_of(command: tuple[str, ...], run: str) -> str | None:
+def kind_of(command: tuple[str, ...], mark: str) -> str | None:
     """What a process of the job is; ``None`` for one that is none of its, or that must live.
 
     Args:
         command: its command line.
-        run: the run directory.
+        mark: what every command line of the job has in it.
     """
     names = [word.rpartition("/")[2] for word in command]
     if names and names[0] in DAEMONS:
         return "daemon"
-    if not any(run in word for word in command) or names[0] in LAUNCHERS:
+    if not any(mark in word for word in command) or names[0] in LAUNCHERS:
         return None
     if AGENTS & set(names[:3]):
         return None if "retry" in command[1:4] else "agent"
     return "rank" if "train.py" in names else None
 
 
-def targets(processes: Iterable[Process], mode: str, run: str, uid: int, host: str | None) -> dict[int, str]:
+def targets(processes: Iterable[Process], mode: str, mark: str, uid: int, host: str | None) -> dict[int, str]:
     """Whom to kill: pid -> what it is.
 
     Args:
         processes: everything that runs here.
         mode: a key of ``WANTED``.
-        run: the run directory.
+        mark: what every command line of the job has in it.
         uid: whose processes; nobody else's are touched.
         host: the host that is played, where one machine plays several.
     """
     found = {}
     for process in processes:
-        kind = kind_of(process.command, run)
+        kind = kind_of(process.command, mark)
         if kind in WANTED[mode] and process.uid == uid and (host is None or process.host == host):
             found[process.pid] = kind
     return found
@@ -118,12 +121,12 @@ def kill(victims: Mapping[int, str]) -> dict[int, bool]:
 def main(words: list[str]) -> int:
     """Kill, see, and tell."""
     if len(words) != 3 or words[0] not in WANTED:
-        print(f"usage: killer.py {'|'.join(WANTED)} RUN_DIRECTORY RECEIPT", file=sys.stderr)
+        print(f"usage: killer.py {'|'.join(WANTED)} MARK RECEIPT", file=sys.stderr)
         return 2
-    mode, run, receipt = words
+    mode, mark, receipt = words
     host = os.environ.get("NODEKILL_HOST")
     everything = {process.pid: process for process in running()}
-    victims = targets(everything.values(), mode, run, os.getuid(), host)
+    victims = targets(everything.values(), mode, mark, os.getuid(), host)
     dead = kill(victims)
     told = {
         "mode": mode,
@@ -137,8 +140,7 @@ def main(words: list[str]) -> int:
     partial = Path(f"{receipt}.partial")
     partial.write_text(json.dumps(told, indent=1) + "\n")
     partial.replace(receipt)
-    meant = "rank" if mode == "node" and "agent" not in victims.values() else mode.replace("pals", "daemon")
-    landed = bool(dead) and all(dead.values()) and ("agent" if meant == "node" else meant) in victims.values()
+    landed = all(dead.values()) and ABOUT[mode] in {victims[pid] for pid in dead}
     print(f"killed {sum(dead.values())} of {len(victims)} on {told['host']}: {sorted(victims.values())}")
     return 0 if landed else 3
 

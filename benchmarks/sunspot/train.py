@@ -1,8 +1,8 @@
-"""The job that ``nodekill.pbs`` runs: steps that are counted, checkpoints of real bytes, every rank in every checkpoint.
+"""The job that ``nodekill.pbs`` runs: steps are counted, checkpoints have real bytes, every rank is in every one.
 
-It needs no accelerator and no torch, so that what the experiment measures is the launcher, the verdict and the relaunch. A
-checkpoint is ``step-<N>/`` with a shard of every rank and ``.complete``, written last. Rank 0 commits it once all shards
-are there, and nobody goes on before that. Each rank says, in lines of one write, what the checks read afterwards::
+It needs no accelerator and no torch, so that what the experiment measures is launcher, verdict and relaunch. A
+checkpoint is ``step-<N>/`` with a shard of every rank and ``.complete``, written last. Rank 0 commits it once all
+shards are there, and nobody goes on before that. Ranks say, in lines of one write, what the checks read afterwards::
 
     nodekill rank=1 world=2 host=x1921c1s1b0n0 pid=4242 resumed=40
     step=41 loss=0.97
@@ -85,6 +85,8 @@ def save(given: argparse.Namespace, rank: int, step: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     shard.with_suffix(".writing").rename(shard)
+    # A rank whose launcher's daemon is gone learns it here, as any program does that prints: by a broken pipe.
+    say(f"rank={rank} wrote its shard of step-{step}")
     if rank != 0:
         while not (final / ".complete").exists():
             time.sleep(LOOK)
