@@ -220,7 +220,11 @@ class WarmWorkers:
 
     def _noted(self) -> list[str]:
         text = self._record.read_text() if self._record.exists() else ""
-        return list(dict.fromkeys(text.splitlines()))[:MOST]
+        noted = dict.fromkeys(text.splitlines())
+        if self._words[0] == "-m":  # found by its name, but run and not imported, wherever it lies
+            for name in (self._words[1], f"{self._words[1]}.__main__"):
+                noted.pop(name, None)
+        return list(noted)[:MOST]
 
     def close(self) -> None:
         """End the servers."""

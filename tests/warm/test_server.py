@@ -93,6 +93,15 @@ def test_the_next_lives_have_what_the_first_one_imported_but_never_the_programs_
     second.wait(10)
 
 
+def test_a_module_that_is_run_by_its_name_is_not_imported_ahead(place):
+    kept = WarmWorkers([sys.executable, "-u", "-m", "colorsys"], (), "tag-of-a-test", place)
+    kept.begin(0, never).write_text("colorsys\ncolorsys.__main__\nwave\n")
+    try:
+        assert kept._noted() == ["wave"]
+    finally:
+        kept.close()
+
+
 def test_a_spare_learns_from_the_store(place, workers):
     store = FakeStore(World())
     store.create(KEY, b'["colorsys", "restless", "no_such_module", "neighbour"]')
@@ -168,7 +177,7 @@ def test_a_worker_whose_server_is_killed_ends_as_unknown_and_the_next_server_is_
     server = kept.server(never)
     worker, _ = run(server, place)
     os.kill(server.pid, signal.SIGKILL)
-    assert worker.wait(10).status == UNKNOWN
+    assert (worker.wait(10).status, worker.wait(10).seen) == (UNKNOWN, False)
     os.kill(worker.pid, signal.SIGKILL)
     await_true(lambda: server._process.poll() is not None)
     other = kept.server(never)
