@@ -10,7 +10,7 @@ from ezpz_elastic.journal import Journal
 
 __all__ = ["EventRelay"]
 
-_RESERVED = ("event", "round", "ts", "host", "run_id")
+_RESERVED = ("event", "round", "ts", "host", "run_id", "self", "round_number")
 
 
 class EventRelay:
@@ -33,8 +33,8 @@ class EventRelay:
                 with path.open("rb") as file:
                     file.seek(self._offsets[local_rank])
                     data = file.read()
-            except FileNotFoundError:
-                continue
+            except OSError:
+                continue  # not there yet, or its file system is away
             complete = data[: data.rfind(b"\n") + 1]
             self._offsets[local_rank] += len(complete)
             for line in complete.splitlines():
@@ -43,7 +43,7 @@ class EventRelay:
     def _write(self, line: bytes) -> None:
         try:
             fields = msgspec.json.decode(line, type=dict[str, object])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         event = fields.get("event")
         if isinstance(event, str):

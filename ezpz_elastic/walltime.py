@@ -88,7 +88,10 @@ class Walltime:
             self._told, self._saved_before = True, self._saved()
             logger.warning("the allocation ends in %.0f s: the workers are told to save", left)
             for file in self._files:
-                progress.tell(file)
+                try:
+                    progress.tell(file)
+                except OSError as error:
+                    logger.warning("a worker cannot be told: %s", error)
             if self._nudge:
                 guard.kill(running, signal.SIGUSR1)
             return False

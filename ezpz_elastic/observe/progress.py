@@ -8,6 +8,7 @@ every step.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import mmap
 import os
 import signal
@@ -20,6 +21,8 @@ __all__ = ["PROGRESS_FILE", "Progress", "create", "durable", "progress", "read",
 
 PROGRESS_FILE = "EZPZ_PROGRESS_FILE"
 """Environment variable by which an agent tells its worker where to write."""
+
+logger = logging.getLogger(__name__)
 
 _NONE = -1
 _SIZE = 4 * 8
@@ -41,6 +44,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 def create(path: Path) -> None:
     """Make an empty progress file for a worker that is about to start."""
+    path.parent.mkdir(parents=True, exist_ok=True)  # people and programs clean up temporary directories
     with path.open("wb") as file:
         file.write(memoryview(bytearray(_SIZE)))
         file.seek(0)
@@ -70,10 +74,14 @@ def _counters() -> memoryview | None:
     if not _looked:
         _looked = True
         path = os.environ.get(PROGRESS_FILE)
-        if path:
-            with Path(path).open("r+b") as file:
-                _view = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
-            _answer_with_stacks()
+        try:
+            if path:
+                with Path(path).open("r+b") as file:
+                    _view = memoryview(mmap.mmap(file.fileno(), _SIZE)).cast("q")
+                _answer_with_stacks()
+        except (OSError, ValueError) as error:
+            # A container without the host's temporary directory, or one that somebody has cleaned up.
+            logger.warning("the agent is not told of steps: %s", error)
     return _view
 
 

@@ -47,6 +47,12 @@ def test_workers_are_told_at_the_margin_and_stopped_once_they_have_saved(tmp_pat
     assert life.over(911.0)
 
 
+def test_a_worker_that_cannot_be_told_is_stopped_in_time_all_the_same(tmp_path):
+    life = Life(tmp_path)
+    life.file.unlink()
+    assert [life.over(now) for now in (900.0, 975.0)] == [False, True]
+
+
 def test_workers_that_do_not_save_are_stopped_with_time_to_spare(tmp_path):
     life = Life(tmp_path)
     assert [life.over(now) for now in (900.0, 974.0, 975.0)] == [False, False, True]
