@@ -52,7 +52,7 @@ def family(tag: str, groups: Path | None = None, leaders: Iterable[int] = ()) ->
     """
     found = set(tagged(tag))
     for group in _below(groups):
-        found.update(_members(group))
+        found.update(pid for pid in _members(group) if _lives(_PROC / str(pid)))
     sessions = {*leaders, *(pid for pid in found if _session(pid) == pid)} - {os.getsid(0)}
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and _session(int(entry.name)) in sessions and _is_ours(entry):
@@ -70,8 +70,15 @@ def _session(pid: int) -> int:
 def _is_ours(entry: Path) -> bool:
     """Whether a process runs as this user and has not ended."""
     try:
-        state = (entry / "stat").read_text().rpartition(") ")[2][:1]
-        return entry.stat().st_uid == os.geteuid() and state not in {"", "Z", "X"}
+        return entry.stat().st_uid == os.geteuid() and _lives(entry)
+    except OSError:
+        return False
+
+
+def _lives(entry: Path) -> bool:
+    """Whether a process has not ended; one that nobody has waited for yet has."""
+    try:
+        return (entry / "stat").read_text(errors="replace").rpartition(") ")[2][:1] not in {"", "Z", "X"}
     except OSError:
         return False
 

@@ -107,8 +107,12 @@ def test_each_worker_gets_a_group_below_the_agents_own(tmp_path, version):
     groups.add(0, os.getppid())
     entrance = groups.entrance(1)
     assert entrance == own / f"ezpz-{os.getpid()}-tag/1/cgroup.procs"
-    entrance.write_text("418\n")
-    assert guard.family("no such tag", groups.directory) >= {418}
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    entrance.write_text(f"{os.getppid()}\n{gone.pid}\n")
+    found = guard.family("no such tag", groups.directory)
+    assert os.getppid() in found
+    assert gone.pid not in found
 
 
 def test_where_no_group_can_be_made_there_is_none_and_that_is_no_error(tmp_path):
