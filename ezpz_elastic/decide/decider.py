@@ -11,6 +11,7 @@ import msgspec
 
 from ezpz_elastic.decide.classify import classify
 from ezpz_elastic.decide.context import Context, host_key
+from ezpz_elastic.decide.early import explained_by_early_ends
 from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, LeaseLost, LostHow, Unkillable, WorkerExit
 from ezpz_elastic.decide.history import History, load_history
 from ezpz_elastic.decide.policy import decide
@@ -92,11 +93,21 @@ class _Told:
             verdict = Verdict(VerdictKind.INTERRUPTED, Cause.UNKNOWN, f"the agent on {host} was told to stop")
         elif verdict.kind is VerdictKind.SUCCESS:
             verdict = self._unexplained()
+        else:
+            verdict = explained_by_early_ends(verdict, self._exits(), self._done())
         if verdict.kind is VerdictKind.BAD_NODE_BLIND:
             verdict = msgspec.structs.replace(verdict, suspects=(*verdict.suspects, *self._weak_hints()))
         verdict = msgspec.structs.replace(verdict, suspects=(*verdict.suspects, *self._stuck(verdict)))
         step, note = _newest((verdict.step,)), _joined(verdict.note, *self._notes)
         return msgspec.structs.replace(verdict, step=step, note=note)
+
+    def _done(self) -> dict[str, int | None]:
+        """Hosts whose workers have all ended well, with their last step."""
+        return {
+            self._members[report.member_id].host: report.step
+            for report in self._reports
+            if self._outcomes[report.member_id] is Outcome.SUCCEEDED
+        }
 
     def situation(self, verdict: Verdict) -> Situation:
         """Where the job stands."""

@@ -62,7 +62,8 @@ class ErrorRecord(msgspec.Struct, frozen=True):
         type: exception class name, without its module.
         message: ``str(exception)``, first line, at most 500 characters.
         frames: ``(file, line, function)`` from the outermost to the innermost frame.
-        source: ``error_file`` (torchelastic's) or ``stderr`` (the last traceback in the worker's stderr).
+        source: ``error_file`` (torchelastic's), ``stderr`` (the last traceback in the worker's stderr) or ``agent``
+            (its own, when it could not start the worker).
     """
 
     type: str
@@ -90,6 +91,7 @@ class WorkerExit(msgspec.Struct, frozen=True, tag=True):
             ``None`` where no counter can be read.
         core: whether the kernel wrote a core dump.
         sent_by: who sent the signal and why, in words; empty where the system does not tell, which is the rule.
+        unseen: why nobody saw how it ended, if nobody did; the exit code is none of its own then.
     """
 
     host: str
@@ -106,6 +108,7 @@ class WorkerExit(msgspec.Struct, frozen=True, tag=True):
     oom_kills: int | None = None
     core: bool = False
     sent_by: str = ""
+    unseen: str = ""
 
 
 class LogMatch(msgspec.Struct, frozen=True, tag=True):

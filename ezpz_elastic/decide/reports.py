@@ -72,6 +72,8 @@ def from_exit(item: WorkerExit, table: HostTable) -> list[Finding]:
         )
     ended = f"signal {item.signal}" if item.signal is not None else f"exit code {item.exit_code}"
     text = f"rank {item.rank} on {item.host} ended with {ended}{_beside(item)}"
+    if item.unseen:
+        text = f"nobody saw how rank {item.rank} on {item.host} ended: {item.unseen}"
     if item.oom_kills:
         made.append(
             msgspec.structs.replace(

@@ -49,7 +49,7 @@ class ExitWatch:
     """The local workers of one round.
 
     Args:
-        context: torch's handle on the processes.
+        context: torch's handle on the processes; ``None`` if there are no workers.
         workers: their ranks and pids.
         files: their logs, by local rank.
         host: this host.
@@ -58,7 +58,7 @@ class ExitWatch:
 
     def __init__(
         self,
-        context: PContext,
+        context: PContext | None,
         workers: Sequence[Worker],
         files: Mapping[int, WorkerFiles],
         host: str,
@@ -75,6 +75,7 @@ class ExitWatch:
         self._running = set(self._watches)
         self._sent: dict[int, set[int]] = {}
         self._failures = 0
+        self._well: list[WorkerExit] = []  # what ended well before the first failure, which may follow from that
 
     def register(self, selector: selectors.BaseSelector) -> None:
         """Make every worker's end visible to a selector; the key's data is its local rank."""
@@ -82,20 +83,28 @@ class ExitWatch:
             selector.register(watch, selectors.EVENT_READ, local_rank)
 
     def collect(self, local_rank: int, selector: selectors.BaseSelector) -> list[Evidence]:
-        """A worker has ended: reap it and gather what it left. Empty if it ended well."""
+        """A worker has ended: reap it and gather what it left; empty if it ended well.
+
+        With a failure come the ends of those that ended well before it.
+        """
         selector.unregister(self._watches[local_rank])
         self._running.discard(local_rank)
         ended = reap(self._context, local_rank)
         assert ended is not None
         if ended.exit_code == 0:
+            worker = self._workers[local_rank]
+            step = last_step(self._files[local_rank])
+            self._well.append(WorkerExit(self._host, worker.global_rank, local_rank, exit_code=0, step=step))
             return []
         found = self._told(local_rank, ended)
         if found.by_agent:
             return [found]
         self._failures += 1
+        well, self._well = self._well, []
         files, last = self._files[local_rank], LOG_BYTES if ended.signal != signal.SIGKILL else KILLED_LOG_BYTES
         return [
             found,
+            *well,
             *(match for log in (files.stderr, files.stdout) for match in self._matches(log, found.rank, last)),
         ]
 
@@ -118,6 +127,7 @@ class ExitWatch:
             oom_kills=max(counted or 0, 1) if killed else counted,
             core=ended.core,
             sent_by=sender(ended, word, self._limits),
+            unseen="" if ended.seen else "the warm server that had started it was killed",
         )
 
     def sent(self, signum: int) -> None:
@@ -185,9 +195,11 @@ def last_step(files: WorkerFiles) -> int | None:
         return told
     tracker = StepTracker()
     for log in (files.stderr, files.stdout):
-        if log.exists():
+        try:
             with log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - STEP_BYTES))
                 end = file.read(STEP_BYTES)
-            tracker.see(end, len(end))
+        except OSError:
+            continue  # not there, or its file system is away
+        tracker.see(end, len(end))
     return tracker.last

@@ -34,6 +34,7 @@ class Ended(msgspec.Struct, frozen=True):
         core: whether the kernel wrote a core dump.
         peak_rss_bytes: its peak resident memory; ``None`` if the system does not tell.
         cpu_seconds: processor time of it and its waited-for children; ``None`` if the system does not tell.
+        seen: whether its end was seen; else its parent is gone, and the exit code is none of its own.
     """
 
     exit_code: int | None
@@ -41,6 +42,7 @@ class Ended(msgspec.Struct, frozen=True):
     core: bool = False
     peak_rss_bytes: int | None = None
     cpu_seconds: float | None = None
+    seen: bool = True
 
     @classmethod
     def from_status(cls, status: int, peak_rss_bytes: int | None, cpu_seconds: float | None = None) -> Ended:
@@ -71,7 +73,8 @@ def reap(context: PContext, local_rank: int, timeout: float | None = None) -> En
         end = context.workers[local_rank].wait(timeout)
         if end is None:
             return None
-        return Ended.from_status(end.status, end.peak_rss_bytes, end.cpu_seconds)
+        ended = Ended.from_status(end.status, end.peak_rss_bytes, end.cpu_seconds)
+        return ended if end.seen else msgspec.structs.replace(ended, seen=False)
     if isinstance(context, SubprocessContext):
         process: Any = context.subprocess_handlers[local_rank].proc
         pid, status, usage = os.wait4(process.pid, 0 if timeout is None else os.WNOHANG)

@@ -44,12 +44,14 @@ class End(msgspec.Struct, frozen=True):
         peak_rss_bytes: peak resident memory.
         cpu_seconds: processor time of it and its waited-for children.
         at: the server's monotonic clock (of this machine), seconds.
+        seen: whether the server saw it; else it has ended itself, and the rest says nothing.
     """
 
     status: int
     peak_rss_bytes: int
     cpu_seconds: float
     at: float
+    seen: bool = True
 
 
 class Forked:
@@ -79,7 +81,9 @@ class Forked:
                 if not selector.select(timeout):
                     return None
             data = os.read(self._teller, 4096)
-            self._end = msgspec.json.decode(data, type=End) if data else End(UNKNOWN, 0, 0.0, time.monotonic())
+            self._end = (
+                msgspec.json.decode(data, type=End) if data else End(UNKNOWN, 0, 0.0, time.monotonic(), seen=False)
+            )
         return self._end
 
     def close(self) -> None:

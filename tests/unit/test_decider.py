@@ -96,6 +96,47 @@ def test_a_host_that_succeeded_restarts_with_the_one_that_failed() -> None:
     assert (decision.action, decision.cause, decision.retired) == (Action.RESTART, "worker_killed", ())
 
 
+def lost_connection(who: Member, rank: int, peer: Member) -> WorkerExit:
+    text = f"[gloo/transport/tcp/pair.cc] Connection closed by peer [{peer.addr}]:1234"
+    return WorkerExit(who.host, rank, exit_code=1, error=ErrorRecord("RuntimeError", text), step=9)
+
+
+def test_a_host_whose_workers_ended_early_with_code_0_costs_nobody_a_slot_however_often() -> None:
+    ledger = msgspec.Raw(b"null")
+    for round_number in (1, 2, 3):
+        gone = Report(round_number, C.id, 0, Outcome.SUCCEEDED, step=10)
+        peers = [report(who, lost_connection(who, rank, C), round=round_number) for rank, who in ((0, A), (1, B))]
+        decision = decide(
+            case(gone, *peers, members=(A, B, C), spares=(SPARE,), round=round_number, ledger=ledger, elapsed=60.0)
+        )
+        assert (decision.action, decision.cause, decision.retired) == (Action.RESTART, "worker_exit", ())
+        assert f"the workers on {C.host} (after step 10) ended with exit code 0" in decision.reason
+        ledger = decision.ledger
+
+
+def test_one_rank_of_a_host_that_ended_early_explains_its_siblings_and_its_peers() -> None:
+    well = WorkerExit(B.host, 2, exit_code=0, step=10)
+    decision = decide(
+        case(report(A, lost_connection(A, 0, B)), report(B, lost_connection(B, 3, B), well), members=(A, B))
+    )
+    assert (decision.cause, decision.retired) == ("worker_exit", ())
+    assert f"rank 2 on {B.host} (after step 10) ended with exit code 0" in decision.reason
+
+
+def test_an_early_end_explains_no_failure_of_another_kind() -> None:
+    well = WorkerExit(B.host, 2, exit_code=0, step=10)
+    assert decide(case(succeeded(A), report(B, killed(B, 3), well))).cause == "worker_killed"
+    assert decide(case(succeeded(A), report(B, raised(B, 1)))).cause == "user_exception"
+
+
+def test_an_end_that_nobody_saw_is_not_told_as_an_exit_code() -> None:
+    unseen = WorkerExit(B.host, 1, exit_code=255, unseen="the warm server that had started it was killed")
+    decision = decide(case(report(B, unseen), spares=(SPARE,)))
+    assert (decision.action, decision.cause, decision.retired) == (Action.RESTART, "worker_exit", ())
+    assert f"nobody saw how rank 1 on {B.host} ended: the warm server" in decision.reason
+    assert "255" not in decision.reason
+
+
 def test_a_silent_host_is_no_success() -> None:
     decision = decide(case(succeeded(A)))
     assert (decision.action, decision.kind) == (Action.RESTART, "bad_node_blind")
