@@ -18,6 +18,9 @@ from ezpz_elastic import guard
 
 __all__ = ["Family", "Guard", "stop_all"]
 
+_LOOK = 0.05
+"""Seconds between two looks at processes whose end the kernel does not tell."""
+
 _KILL_PATIENCE = 5.0
 """Seconds to wait after SIGKILL; what is alive then is in uninterruptible sleep."""
 
@@ -112,15 +115,28 @@ def stop_all(family: Family | str, first: signal.Signals, grace: float, patience
 def _wait(pids: list[int], timeout: float) -> list[int]:
     """Wait until these processes have ended; those that have not after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+    watched: list[int] = []
+    with selectors.PollSelector() as selector, contextlib.ExitStack() as stack:
         for pid in pids:
             try:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 continue
+            except OSError:
+                watched.append(pid)  # a kernel before 5.3, or no descriptor is left
+                continue
             stack.callback(os.close, descriptor)
             selector.register(descriptor, selectors.EVENT_READ, pid)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+        while (watched or selector.get_map()) and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(min(left, _LOOK) if watched else left):
                 selector.unregister(key.fileobj)
-        return [key.data for key in selector.get_map().values()]
+            watched = [pid for pid in watched if not _has_ended(pid)]
+        return [*(key.data for key in selector.get_map().values()), *watched]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in {"Z", "X"}  # nobody has waited for it yet

@@ -10,6 +10,7 @@ import msgspec
 
 from ezpz_elastic.decide.evidence import AgentSignalled, Evidence, HostProbe, IdleTimeout, LogMatch, WorkerExit
 from ezpz_elastic.journal import Journal
+from ezpz_elastic.ledger import say
 from ezpz_elastic.observe.exits import ExitWatch
 from ezpz_elastic.observe.launcher import LauncherLog
 from rendezvous.links import RoundLink
@@ -55,6 +56,14 @@ class Reporter:
             self._send(exits, Outcome.FAILED, found, conclusive)
         elif exits.finished() and not exits.failed():
             self._send(exits, Outcome.SUCCEEDED, (), False)
+
+    def not_started(self, exits: ExitWatch, found: Sequence[WorkerExit]) -> None:
+        """This host's workers could not be started."""
+        error = found[0].error
+        reason = f"{error.type}: {error.message}" if error is not None else ""
+        self._journal.write("worker_not_started", self._round, ranks=[item.rank for item in found], reason=reason)
+        say(f"{self._member.host}: the workers could not be started: {reason}")
+        self._send(exits, Outcome.FAILED, found, False)
 
     def by_agent(self, found: Sequence[WorkerExit]) -> None:
         """Workers have ended because this agent made them: that is written down and is no evidence."""

@@ -80,7 +80,7 @@ class RoundWatch:
     Args:
         eyes: see there.
         seat: this agent's place in the round.
-        context: torch's handle on the workers' processes.
+        context: torch's handle on the workers' processes; ``None`` if there are no workers.
         workers: their ranks and pids.
         files: their files, by local rank.
         carried: evidence from after the end of the round before.
@@ -90,7 +90,7 @@ class RoundWatch:
         self,
         eyes: Eyes,
         seat: Seat,
-        context: PContext,
+        context: PContext | None,
         workers: Sequence[Worker],
         files: Mapping[int, WorkerFiles],
         carried: Sequence[Evidence] = (),
@@ -144,6 +144,10 @@ class RoundWatch:
         if decision.cause == Cause.HANG.value:
             self._ranks.look()  # what a hung process was doing is gone once it is stopped
         return decision
+
+    def not_started(self, found: Sequence[WorkerExit]) -> None:
+        """The agent could not start its workers; each of them counts as failed."""
+        self._reporter.not_started(self._exits, found)
 
     def stopped(self) -> None:
         """The agent has stopped its workers: write down how they ended, and carry over their last events."""
@@ -207,5 +211,6 @@ class RoundWatch:
         if (failure := self._eyes.handler.coordination_failure()) is not None:
             raise RendezvousStateError(f"this host's coordinator failed: {failure}")
         away = 0.0 if self._link.away_since is None else time.monotonic() - self._link.away_since
-        if self._exits.finished() and away > self._eyes.handler.patience:
-            raise RendezvousConnectionError(f"the store has been away for {away:.0f} s and the workers have ended")
+        idle = "have ended" if self._exits.finished() else "make no progress" if self._stall.stalled else ""
+        if idle and away > self._eyes.handler.patience:
+            raise RendezvousConnectionError(f"the store has been away for {away:.0f} s and the workers {idle}")

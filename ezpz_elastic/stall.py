@@ -74,7 +74,10 @@ class Ranks:
         files = self._files[worker.local_rank]
         seen = look(worker.id, files.stacks)
         path = files.stdout.with_name("stacks.txt")
-        path.write_text(seen.text)
+        try:
+            path.write_text(seen.text)
+        except OSError as error:
+            logger.warning("the stacks of rank %d are not kept: %s", worker.global_rank, error)
         self._journal.write(
             "stacks", self._round, rank=worker.global_rank, file=str(path), state=seen.state, frame=seen.frame
         )
@@ -91,6 +94,10 @@ class StallWatch(threading.Thread):
         store: a connection of its own.
         finished: whether all of this agent's workers have ended; they make no steps any more.
         wake: called when ``found`` is set.
+
+    Attributes:
+        found: what all agents together have found.
+        stalled: whether this agent's workers make no steps, as far as it can tell alone.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class StallWatch(threading.Thread):
         self._finished = finished
         self._stopping = threading.Event()
         self.found: IdleTimeout | None = None
+        self.stalled = False
         clock.begin(time.monotonic())
         self.start()
 
@@ -114,6 +122,7 @@ class StallWatch(threading.Thread):
         while not self._stopping.wait(min(LOOK, self._clock.limit() / 5)):
             self._clock.see(self._ranks.step(), time.monotonic())
             waiting, limit = self._clock.waiting(time.monotonic()), self._clock.limit()
+            self.stalled = waiting >= limit
             if waiting < limit / 2 or self._finished():
                 continue
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -87,6 +88,17 @@ def test_what_outlives_sigkill_is_told_once_and_not_waited_for_again(started, mo
     assert signal.SIGKILL in reached
     assert family.find() == []
     assert stop_all(family, signal.SIGTERM, 100) == []
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EMFILE])
+def test_where_the_kernel_tells_no_ends_they_are_looked_at(started, monkeypatch, error):
+    def refuse(pid: int) -> int:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    family = Family(started.tag, None)
+    assert stop_all(family, signal.SIGCONT, 0.2) == []  # SIGKILL follows; nobody has waited for the worker yet
+    assert started.worker.wait(0) == -signal.SIGKILL
 
 
 def cgroup_files(root: Path, version: int) -> Path:
