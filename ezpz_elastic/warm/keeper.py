@@ -1,8 +1,8 @@
 """Keeps one agent's warm servers: the first knows torch, its successor also what a first life had to import.
 
 The program's own modules are never imported ahead. What else its first life imported up to its first step is noted
-by rank 0 of slot 0, published in the store, and imported by a second server on every host, spares included, while the
-first one's workers train.
+by rank 0 of slot 0, published in the store, and imported on every host by a second server while the first one's workers
+train. A spare has no workers yet, so its first server imports that itself.
 """
 
 from __future__ import annotations
