@@ -39,6 +39,9 @@ class Heart(threading.Thread):
                 self.beat()
             except StoreUnavailable as error:
                 logger.debug("heartbeat: %s", error)
+            except Exception:
+                # Whatever it is: a heart that stops is a healthy host that is lost.
+                logger.exception("the heartbeat of %s failed and goes on", self._lease)
 
     def beat(self) -> None:
         """Renew the lease once.
@@ -70,7 +73,7 @@ class RoundLink(threading.Thread):
         self._outbox: deque[Report] = deque()
         self._stopping = threading.Event()
         self.decision: Decision | None = None
-        self.failure: RecordError | None = None
+        self.failure: Exception | None = None
         self.away_since: float | None = None
         self.start()
 
@@ -93,7 +96,9 @@ class RoundLink(threading.Thread):
                 self.away_since = self.away_since or time.monotonic()
                 logger.debug("round link: %s", error)
                 self._stopping.wait(RETRY)
-            except RecordError as error:
+            except Exception as error:  # a malformed record, or what nobody has thought of: the agent must not wait on
+                if not isinstance(error, RecordError):
+                    logger.exception("the line of round %d failed", self._round)
                 self.failure = error
                 self._wake()
                 return
