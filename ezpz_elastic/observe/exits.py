@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import selectors
@@ -15,6 +16,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from ezpz_elastic.decide.evidence import ErrorRecord, Evidence, WorkerExit
+from ezpz_elastic.errors import UsageError
 from ezpz_elastic.observe import progress
 from ezpz_elastic.observe.logs import last_error, last_lines, scan_rank_log
 from ezpz_elastic.observe.oom import OomWatch
@@ -25,6 +27,8 @@ from ezpz_elastic.warm.client import Forked
 from ezpz_elastic.warm.context import WarmContext
 
 __all__ = ["ExitWatch", "last_step"]
+
+logger = logging.getLogger(__name__)
 
 TAIL_LINES = 20
 """Lines of stderr that go into the report, for people to read."""
@@ -148,7 +152,11 @@ class ExitWatch:
 
     def _matches(self, log: Path, rank: int, last: int) -> list[Evidence]:
         """What signatures find in a worker's log: its first and its last lines."""
-        matches = scan_rank_log(log, rank=rank, host=self._host, last=last)
+        try:
+            matches = scan_rank_log(log, rank=rank, host=self._host, last=last)
+        except (OSError, UsageError) as error:
+            logger.warning("what rank %d wrote cannot be read: %s", rank, error)
+            return []
         if len(matches) > 2 * MATCHES:
             matches = matches[:MATCHES] + matches[-MATCHES:]
         return list(matches)

@@ -43,7 +43,7 @@ def last_lines(path: Path | str, count: int) -> tuple[str, ...]:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             data = file.read(_TAIL_BYTES)
-    except FileNotFoundError:
+    except OSError:  # not there, or its file system is away
         return ()
     return tuple(clean(line) for line in data.splitlines()[-count:])
 

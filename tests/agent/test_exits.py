@@ -52,6 +52,23 @@ def test_an_end_with_code_0_is_told_beside_the_first_failure_that_may_follow_fro
     exits.close()
 
 
+def test_a_failure_is_told_also_when_nothing_that_the_worker_wrote_can_be_read(tmp_path: Path, caplog: Any):
+    exits, processes = started(tmp_path, 3)
+    for name in ("stdout", "stderr", "error"):
+        (tmp_path / f"{name}-0").mkdir()  # reading it is an error whoever asks, as on a file system that is away
+    (tmp_path / "progress-0").unlink()
+    with selectors.DefaultSelector() as selector:
+        exits.register(selector)
+        assert processes[0].stdin is not None
+        processes[0].stdin.close()
+        assert selector.select(10)
+        (found,) = exits.collect(0, selector)
+    assert isinstance(found, WorkerExit)
+    assert (found.exit_code, found.step, found.error, found.stderr_tail) == (3, None, None, ())
+    assert "what rank 10 wrote cannot be read" in caplog.text
+    exits.close()
+
+
 def test_an_agent_without_workers_has_finished_and_has_nothing_to_tell():
     exits = ExitWatch(None, [], {}, "h1", OomWatch(None, KernelLog()))
     assert (exits.finished(), exits.failed(), exits.running(), exits.steps()) == (True, False, [], (None, None))
