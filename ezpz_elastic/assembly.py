@@ -89,6 +89,10 @@ def build_handler(params: RendezvousParameters) -> AgentHandler:
     machine, note = find_machine(settings.machine, hosts=[addr])
     directory = settings.directory(params.run_id)
     try:
+        str(directory.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the run directory {directory!a} is not text", expected="a path in UTF-8") from None
+    try:
         journal = Journal(directory, addr, params.run_id)
         served_at = server.endpoint if server is not None else params.endpoint
         remember(journal.directory, served_at, params.run_id, settings)

@@ -21,6 +21,9 @@ from ezpz_elastic.warm.context import WarmContext
 
 __all__ = ["DeathWatch", "Ended", "error_from_file", "reap", "sender"]
 
+_LONGEST_NAME = 200
+"""Characters kept of an exception's type; more is no type."""
+
 _UNLIMITED = resource.RLIM_INFINITY
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP})
 
@@ -165,10 +168,16 @@ def error_from_file(path: Path) -> ErrorRecord | None:
         message = json.loads(path.read_text(errors="replace"))["message"]
         text = message if isinstance(message, str) else message["message"]
         stack = "" if isinstance(message, str) else message.get("extraInfo", {}).get("py_callstack", "")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    name, _, rest = str(text).partition(": ")
-    return ErrorRecord(type=name, message=rest.splitlines()[0][:500] if rest else "", frames=_frames(str(stack)))
+    name, _, rest = _readable(text).partition(": ")
+    message = rest.splitlines()[0][:500] if rest else ""
+    return ErrorRecord(type=name[:_LONGEST_NAME], message=message, frames=_frames(_readable(stack)))
+
+
+def _readable(text: object) -> str:
+    """Text that can be written down: Python keeps a file name that is not UTF-8 as half characters, JSON cannot."""
+    return str(text).encode(errors="replace").decode()
 
 
 def _frames(stack: str) -> tuple[tuple[str, int, str], ...]:
@@ -177,6 +186,6 @@ def _frames(stack: str) -> tuple[tuple[str, int, str], ...]:
         parts = line.strip().split('"')
         if len(parts) == 3 and parts[0] == "File " and ", line " in parts[2]:
             number, _, function = parts[2].removeprefix(", line ").partition(", in ")
-            if number.isdigit():
+            if number.isdecimal():
                 frames.append((parts[1], int(number), function))
     return tuple(frames)

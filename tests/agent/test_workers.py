@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ezpz_elastic.decide.evidence import ErrorRecord
 from ezpz_elastic.observe.kernel import KernelLog, KernelWord, in_first_namespace
-from ezpz_elastic.observe.workers import Ended, sender
+from ezpz_elastic.observe.workers import Ended, error_from_file, sender
 
 NEVER = resource.RLIM_INFINITY
 OOM = KernelWord(7, "Killed process 7 (python) …", 1 << 30)
@@ -43,6 +46,32 @@ def test_the_sender_is_told_where_the_kernel_was_it_and_nowhere_else(ended, word
     told = sender(ended, word, limits)
     assert told.startswith(expected)
     assert bool(told) == bool(expected)
+
+
+def test_an_exception_about_a_file_whose_name_is_not_text_can_be_reported(tmp_path: Path):
+    file = tmp_path / "error.json"
+    script = (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main(): raise ValueError('cannot read caf\\udce9.txt')\n"
+        "main()"
+    )
+    environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(file)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False, capture_output=True)
+    assert done.returncode == 1
+    told = error_from_file(file)
+    assert told is not None
+    assert (told.type, told.message) == ("ValueError", "cannot read caf?.txt")
+    assert msgspec.json.decode(msgspec.json.encode(told), type=ErrorRecord) == told
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"message": {"message": ' + "[" * 100_000, "null", "\0", '{"message": 7}']
+)
+def test_an_error_file_that_holds_something_else_holds_nothing(tmp_path: Path, content: str):
+    file = tmp_path / "error.json"
+    file.write_text(content)
+    assert error_from_file(file) is None
 
 
 def test_a_real_fault_is_told_by_the_real_kernel_where_its_log_can_be_read():
