@@ -21,8 +21,8 @@ def directories(pid: int | str = "self", root: Path = Path("/")) -> dict[str, Pa
         Only what is mounted; a directory may be out of sight all the same. Empty where the kernel tells nothing.
     """
     try:
-        lines = (root / "proc" / str(pid) / "cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        lines = (root / "proc" / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return {}
     groups: dict[str, str] = {}

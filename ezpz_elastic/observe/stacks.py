@@ -85,7 +85,7 @@ def look(pid: int, answer: Path) -> Stacks:
 def process_state(pid: int) -> str:
     """The kernel's letter for a process; empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1]
     except OSError:
         return ""
 
@@ -93,7 +93,7 @@ def process_state(pid: int) -> str:
 def wait_channel(pid: int) -> str:
     """Where in the kernel a process waits; empty if it does not, or the kernel does not tell."""
     try:
-        channel = Path(f"/proc/{pid}/wchan").read_text().strip()
+        channel = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip()
     except OSError:
         return ""
     return "" if channel == "0" else channel
@@ -124,16 +124,19 @@ def _by_signal(pid: int, answer: Path) -> str:
     except (OSError, ValueError):
         return ""
     deadline, size = time.monotonic() + SIGNAL_PATIENCE, before
-    while time.monotonic() < deadline:
-        time.sleep(0.02)
-        size, last = answer.stat().st_size, size
-        if size > before and size == last:
-            break
-    return answer.read_bytes()[before:].decode(errors="replace")
+    try:
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            size, last = answer.stat().st_size, size
+            if size > before and size == last:
+                break
+        return answer.read_bytes()[before:].decode(errors="replace")
+    except OSError:
+        return ""  # somebody has removed the file
 
 
 def _status(pid: int, key: str) -> str:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith(f"{key}:"):
             return line.partition(":")[2].strip()
     return ""
@@ -163,8 +166,8 @@ def _kernel(pid: int) -> str:
         return ""
     for thread in threads:
         try:
-            name, state = (thread / "comm").read_text().strip(), process_state(int(thread.name))
-            channel = (thread / "wchan").read_text().strip()
+            name, state = (thread / "comm").read_text(errors="replace").strip(), process_state(int(thread.name))
+            channel = (thread / "wchan").read_text(errors="replace").strip()
         except OSError:
             continue
         lines.append(

@@ -219,7 +219,7 @@ class WarmWorkers:
         return []
 
     def _noted(self) -> list[str]:
-        text = self._record.read_text() if self._record.exists() else ""
+        text = self._record.read_text(errors="replace") if self._record.exists() else ""
         noted = dict.fromkeys(text.splitlines())
         if self._words[0] == "-m":  # found by its name, but run and not imported, wherever it lies
             for name in (self._words[1], f"{self._words[1]}.__main__"):

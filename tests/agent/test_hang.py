@@ -136,6 +136,20 @@ def test_a_process_that_answers_nothing_is_left_alone_and_the_kernel_still_tells
         made.kill()
 
 
+def test_a_process_whose_name_is_no_text_can_be_looked_at(tmp_path):
+    # A name is cut off after 15 bytes, in the middle of a character if need be.
+    name = "ctypes.CDLL(None).prctl(15, 'entraînement-ü-é'.encode())"
+    program = f"import ctypes, time; {name}; print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        with pytest.raises(UnicodeDecodeError):
+            Path(f"/proc/{named.pid}/comm").read_bytes().decode()
+        assert stacks.process_state(named.pid) in {"S", "R"}
+        assert f"process {named.pid}" in look(named.pid, tmp_path / "none").text
+        named.kill()
+
+
 def test_a_stopped_process_is_seen_as_stopped(process, tmp_path):
     os.kill(process.pid, signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
