@@ -75,6 +75,8 @@ def _split_survived(case: Gathered, exit_code: int | None, context: Context) -> 
     handled = survived(case.findings, live=context.live)
     if exit_code == 0:  # the job ended well, long after: nothing before it was the end of anything
         handled |= {id(item) for item in primaries if went_on(item, _LONG_AFTER_STEPS)}
+        done = {item.source: item.order for item in case.findings if item.signature == "launcher.trainer-done"}
+        handled |= {id(item) for item in primaries if item.order < done.get(item.source, item.order)}
     transient = {id(item) for item in primaries if went_on(item, _TRANSIENT_STEPS)}
     if any(id(item) not in handled | transient for item in primaries):  # something later is left to explain the end
         handled |= transient

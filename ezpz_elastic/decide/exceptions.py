@@ -15,6 +15,12 @@ _CHECKPOINT = re.compile(
 )
 _SHARED = re.compile(r"torch/utils/data/|/multiprocessing/|/dev/shm|reductions\.py", re.I)
 _LOCAL_PATH = re.compile(r"['\"](?:/dev/shm|/tmp|/var/tmp|/local|/run)\b")
+_BROKEN_DATA = re.compile(
+    r"truncated|unexpected e(?:of|nd of)|ended unexpectedly|corrupt|not a zip file|bad (?:magic|crc)"
+    r"|magic (?:number|bytes)|checksum mismatch|signature not found|incomplete metadata|premature end",
+    re.I,
+)
+"""What readers of every format say of a file that was cut short or damaged; only of a checkpoint is it known why."""
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\bOs \{ code: (\d{1,3})|\(os error (\d{1,3})\)|\berrno = (\d{1,3})")
 """As Python spells it, Rust's two ways (safetensors), HDF5's."""
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>")
@@ -158,7 +164,7 @@ def read_exception(error: ErrorRecord) -> Reading:
     Returns:
         what it says; ``USER_EXCEPTION`` where nothing says otherwise.
     """
-    return _by_message(error.message) or _by_errno(error) or _by_type(error)
+    return _by_message(error.message) or _by_errno(error) or _by_file(error) or _by_type(error)
 
 
 def fingerprint(error: ErrorRecord) -> str:
@@ -190,6 +196,13 @@ def _by_errno(error: ErrorRecord) -> Reading | None:
         return Reading(Cause.SHM_FULL)
     cause = _ERRNOS[code][0 if checkpoint else 1]
     return Reading(Cause.NETWORK, Role.CASCADE) if cause is None else Reading(cause)
+
+
+def _by_file(error: ErrorRecord) -> Reading | None:
+    """A damaged file, read where checkpoints are read."""
+    around = "\n".join([error.message, *(f"{file}:{function}" for file, _, function in error.frames)])
+    damaged = _BROKEN_DATA.search(error.message) is not None and _CHECKPOINT.search(around) is not None
+    return Reading(Cause.CHECKPOINT_CORRUPT) if damaged else None
 
 
 def _by_type(error: ErrorRecord) -> Reading:

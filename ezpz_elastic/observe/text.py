@@ -32,6 +32,7 @@ _PREFIX = re.compile(
     rf"|(?P<stamp>{_STAMP})[ :]{{0,3}}"
     r"|(?P<task>\d{1,7}): "
     r"|\[(?P<prepended>\d{1,7})\] "
+    r"|\((?:\w[\w.()=]{0,80} )?pid=\d{1,9}(?:, ip=(?P<node>[\w.:\-]{2,120}))?\) "  # Ray
     r"|(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
     r")"
 )
@@ -83,7 +84,7 @@ def parse_prefix(text: str) -> Prefix:
         rank = int(named) if named is not None else rank
         label = groups["task"] or groups["prepended"] or groups["labelled"]
         task = int(label) if label is not None else task
-        reporter = groups["host"] or reporter
+        reporter = groups["host"] or groups["node"] or reporter
         at = found.end()
     if rank is None and (inline := _INLINE_RANK.search(text)):
         rank = int(next(group for group in inline.groups() if group is not None))
