@@ -83,7 +83,7 @@ def catch_up(store: Store, membership: Membership, ledger: Ledger, member_id: st
 
     Args:
         store: a connection.
-        membership: as all committed records and the whole inbox make it.
+        membership: as the committed records make it; nothing has been committed since.
         ledger: told.
         member_id: who writes.
         written: as of ``settle``.
@@ -104,8 +104,13 @@ def catch_up(store: Store, membership: Membership, ledger: Ledger, member_id: st
         if running and membership.roster is not None:
             ledger.opened(Opening(membership.round, roster=membership.roster), _roster_before(store, membership.round))
         elif decision is not None:
-            ledger.decided(None, decision, retired_before(membership, decision))
+            ledger.decided(None, decision, _retired_before(store, decision))
     settle(store, key, member_id, written)
+
+
+def _retired_before(store: Store, decision: Decision) -> tuple[Retirement, ...]:
+    membership = survey(store)  # with the inbox: a person may have readmitted a host
+    return retired_before(membership, decision) if membership is not None else ()
 
 
 def _roster_before(store: Store, round_number: int) -> Roster | None:
@@ -136,7 +141,6 @@ def see_the_end_settled(store: Store, ledger: Ledger, decision: Decision, member
         if store.wait(settled_key(key), PATIENCE) is not None:
             return
         if store.create(f"{key}/heir/{turn}", member_id.encode()) == member_id.encode():
-            membership = survey(store)
-            ledger.decided(None, decision, retired_before(membership, decision) if membership is not None else ())
+            ledger.decided(None, decision, _retired_before(store, decision))
             settle(store, key, member_id, set())
             return

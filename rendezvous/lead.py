@@ -110,7 +110,7 @@ class Leader:
         self._clock = LeaseClock(self._ttl)
         self._next_beat = 0.0
         self._cursor = 0
-        self._fresh = self._caught_up = False
+        self._fresh = False
         self._written: set[str] = set()
         self._malformed: set[str] = set()
         self._accused_in = 0
@@ -132,7 +132,8 @@ class Leader:
         try:
             if not self._fresh:
                 self._membership, self._cursor = replay(self._store, self._job, self._now()), 0
-                self._fresh, self._caught_up = True, False
+                catch_up(self._store, self._membership, self._ledger, self._member.id, self._written)
+                self._fresh = True
             return self._turn()
         except StoreUnavailable:
             self._fresh = False
@@ -145,9 +146,6 @@ class Leader:
         messages, self._cursor = self._store.read(self._cursor, max(until - now, 0.0))
         for key, data in messages:
             self._take(key, data)
-        if not self._caught_up:
-            catch_up(self._store, self._membership, self._ledger, self._member.id, self._written)
-            self._caught_up = True
         self._carry_out(self._membership.apply(Tick(), self._now()))
         if self._now() < self._next_beat:
             return False

@@ -21,6 +21,8 @@ MAX_RESTARTS = 3
 DEFAULT_PORT = 29500
 """torchrun's own default port."""
 
+LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+
 _HELP = "ezpz-elastic run --help"
 _OURS = {"rdzv_backend": "ezpz", "max_restarts": MAX_RESTARTS}
 
@@ -38,6 +40,7 @@ def verbatim(words: list[str]) -> int:
     Raises:
         SystemExit: the job was stopped, with the code the decision gives; ``--help``.
     """
+    _import_torch()
     verbose = "--verbose" in words  # among the script's own words too, as long as these cannot be told apart
     try:
         arguments = _parser().parse_args(words)
@@ -49,6 +52,21 @@ def verbatim(words: list[str]) -> int:
             traceback.print_exc()
         print(f"ezpz-elastic run: {error.line()}", file=sys.stderr)
         return 2
+
+
+def _import_torch() -> None:
+    """Import torch with its C++ warnings off in this process; workers get the environment as it was.
+
+    When the host of the embedded store is lost, torch prints a stack trace for each connection that this cuts. The
+    agent says in one line what happened. torch reads the level once, when it is imported.
+    """
+    if LOG_LEVEL in os.environ:
+        return
+    os.environ[LOG_LEVEL] = "ERROR"
+    try:
+        import torch  # noqa: F401
+    finally:
+        del os.environ[LOG_LEVEL]
 
 
 def parse(arguments: Namespace) -> tuple[Any, Any, list[str]]:

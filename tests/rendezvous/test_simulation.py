@@ -359,7 +359,7 @@ def lives(examples: int, steps: int) -> settings:
 
 
 def test_the_invariants_hold_whatever_happens():
-    run_state_machine_as_test(Job, settings=lives(60, 50))
+    run_state_machine_as_test(Job, settings=lives(400, 50))
 
 
 @pytest.mark.soak
