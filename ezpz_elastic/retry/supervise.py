@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from ezpz_elastic import guard
-from ezpz_elastic.process_tree import stop_all
+from ezpz_elastic.process_tree import Family, stop_all
 from ezpz_elastic.retry.stops import Stops
 from ezpz_elastic.retry.stream import AttemptLog, ConsoleSink
 
@@ -79,6 +79,7 @@ class Attempt:
     ) -> None:
         self._tag, self._log, self._console, self._observe = tag, log, console, observe
         self._idle_timeout, self._grace, self._stops = idle_timeout, grace, stops
+        self._family = Family(tag, None)
         self._selector = selectors.DefaultSelector()
         self._heard = time.monotonic()
         self._open = False
@@ -111,6 +112,7 @@ class Attempt:
             return Ended(code, False, self._stops.received, time.monotonic() - began, 0.0)
         finally:
             os.close(write)
+        self._family.leaders.add(child.pid)
         started(child.pid)
         os.set_blocking(read, False)
         pidfd = os.pidfd_open(child.pid)
@@ -155,19 +157,19 @@ class Attempt:
     def _stop(self, read: int, idle: bool, dead: bool) -> list[int]:
         """End everything that is left, and take what it still says."""
         self._drain(read)
-        if dead and not any(True for _ in guard.tagged(self._tag)):
+        if dead and not self._family.find():
             return []
         why = f"watchdog: no output for {self._idle_timeout:g} s. " if idle else ""
         # A launcher tells of every rank it kills. Said first, that is our doing and no host's.
         self._say(f"{why}Sending SIGTERM to all processes of this attempt")
         left: list[int] = []
         stopper = threading.Thread(
-            target=lambda: left.extend(stop_all(self._tag, signal.SIGTERM, self._grace)), name="ezpz-stop"
+            target=lambda: left.extend(stop_all(self._family, signal.SIGTERM, self._grace)), name="ezpz-stop"
         )
         stopper.start()
         while stopper.is_alive():
             if self._stops.urgent:
-                guard.kill(guard.tagged(self._tag), signal.SIGKILL)
+                self._family.hurry()
             if self._open:
                 self._wait_for_output(read, 0.05)
             else:
