@@ -131,10 +131,14 @@ def _addresses(host: str) -> set[str]:
 
 
 def _is_mine(endpoint: str, local_addr: str | None) -> bool:
-    """Whether this agent is the one at the endpoint: by ``--local-addr``, else by the addresses of this machine."""
+    """Whether this agent is the one at the endpoint: by ``--local-addr``, else by the addresses of this machine.
+
+    Many a machine knows its own name by a loopback address, which ``--local-addr`` is not: its name is its own anyway.
+    """
     addresses = _addresses(endpoint)
     if local_addr:
-        return bool(addresses & _addresses(local_addr))
+        own = {socket.gethostname().lower(), socket.getfqdn().lower()}
+        return endpoint.lower() in own or bool(addresses & _addresses(local_addr))
     return any(_can_bind(address) for address in addresses)
 
 

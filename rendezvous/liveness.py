@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
+from rendezvous.ports import listen
 from rendezvous.records import Member
 
 __all__ = ["LeaseClock", "Listener", "refused"]
@@ -25,10 +26,7 @@ class Listener:
     """
 
     def __init__(self, addr: str) -> None:
-        family, _, _, _, address = socket.getaddrinfo(addr, 0, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.bind((address[0], 0))
-        self._socket.listen(socket.SOMAXCONN)
+        self._socket = listen(addr, 0)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
 

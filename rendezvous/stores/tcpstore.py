@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 from torch.distributed import DistError, TCPStore
 
+from rendezvous.ports import listen
 from rendezvous.stores import Mail, StoreGone, StoreRefused, StoreUnavailable
 
 __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet", "serve_c10d"]
@@ -78,29 +79,13 @@ class Greeting(msgspec.Struct, frozen=True):
     service: str = SERVICE
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Listen at ``host:port``; port 0 lets the system choose.
-
-    A loopback address is bound exactly, so that several "hosts" of one machine do not see each other's ports; any
-    other name is served on all interfaces, because a machine may know its own name by a loopback address.
-
-    Raises:
-        AddressTaken: something listens there already.
-        OSError: the address is not one of this machine.
-    """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    loopback = str(address[0]).startswith("127.") or address[0] == "::1"
+def _open_door(host: str, port: int) -> socket.socket:
     try:
-        listener.bind(address if loopback else ("", port))
-        listener.listen(socket.SOMAXCONN)
+        return listen(host, port)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise AddressTaken(error.errno, f"{host}:{port} is in use") from error
         raise
-    return listener
 
 
 def raise_descriptor_limit() -> None:
@@ -144,7 +129,7 @@ class StoreServer:
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
         raise_descriptor_limit()
-        self._door = listen(host, port)
+        self._door = _open_door(host, port)
         self._closed = threading.Event()
         self._store = serve_c10d(host)
         self.port: int = self._door.getsockname()[1]

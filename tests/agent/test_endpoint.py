@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
+from ezpz_elastic import endpoint as module
 from ezpz_elastic.endpoint import find_store
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.settings import Settings
@@ -73,3 +76,12 @@ def test_half_a_login_is_refused_without_showing_it(there):
     with pytest.raises(UsageError, match=r"EZPZ_ETCD_\w+ is not set") as caught:
         find("etcd://h:1", {there: SECRET})
     assert SECRET not in caught.value.line()
+
+
+def test_a_machine_that_knows_its_name_by_a_loopback_address_serves_at_its_name(monkeypatch):
+    ask = socket.getaddrinfo
+    named = {"node7": "127.0.1.1", "node8": "192.0.2.8"}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: ask(named.get(host, host), *rest, **more))
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    assert module._is_mine("node7", "192.0.2.7")
+    assert not module._is_mine("node8", "192.0.2.7")
