@@ -51,6 +51,10 @@ _NETWORK_TYPES = frozenset(
 _TEARDOWN_TYPES = frozenset({"SignalException", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException"})
 _GROUPS = frozenset({"ExceptionGroup", "BaseExceptionGroup"})
 """The members, which are told beneath, are what went wrong."""
+_PROGRAM_TYPES = frozenset(
+    {"ValueError", "TypeError", "KeyError", "AttributeError", "IndexError", "AssertionError", "NotImplementedError"}
+)
+"""No broken connection raises these: a message that speaks of one speaks of settings."""
 _CERTAIN_TYPES = frozenset({"SyntaxError", "IndentationError", "ModuleNotFoundError", "ImportError", "NameError"})
 
 # errno -> cause where a checkpoint frame is near, cause elsewhere (None: a broken connection, i.e. a cascade)
@@ -215,7 +219,7 @@ def _by_type(error: ErrorRecord) -> Reading:
         return Reading(Cause.OOM_DEVICE if name.endswith("OutOfMemoryError") else Cause.OOM_HOST)
     if name == "CheckpointException":  # torch wraps the error of a rank in it; alone it still says where it happened
         return Reading(Cause.STORAGE, Role.CASCADE)
-    if name in _NETWORK_TYPES or _NETWORK.search(error.message):
+    if name in _NETWORK_TYPES or (name not in _PROGRAM_TYPES | _CERTAIN_TYPES and _NETWORK.search(error.message)):
         return Reading(Cause.NETWORK, Role.CASCADE)
     certainty = Certainty.CERTAIN if name in _CERTAIN_TYPES else Certainty.LIKELY
     return Reading(Cause.USER_EXCEPTION, certainty=certainty)

@@ -87,12 +87,17 @@ def teardown_kills(findings: Sequence[Finding], table: HostTable) -> list[Findin
     for item in findings:
         if item.signature in _ANNOUNCE or item.kind == VerdictKind.INTERRUPTED.value:
             announced.setdefault(item.source, item.order)
-    teardown = {id(item) for item in deaths if everywhere or announced.get(item.source, item.order) < item.order}
-    teardown |= _cleaned_up(findings)
-    return [
-        msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.WORKER_KILLED) if id(item) in teardown else item
-        for item in findings
-    ]
+    foretold = {id(item) for item in deaths if announced.get(item.source, item.order) < item.order}
+    teardown = _cleaned_up(findings) | ({id(item) for item in deaths} if everywhere else set())
+
+    def read(item: Finding) -> Finding:
+        if id(item) in foretold:  # whoever announced it did it: not even a killed worker is left to explain
+            return msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
+        if id(item) in teardown:
+            return msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.WORKER_KILLED)
+        return item
+
+    return [read(item) for item in findings]
 
 
 def _cleaned_up(findings: Sequence[Finding]) -> set[int]:
