@@ -7,13 +7,14 @@ which other hosts can tell that this agent exists.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from torch.distributed.elastic.utils import macros
 
 from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
-from ezpz_elastic.decide.evidence import Unkillable
+from ezpz_elastic.decide.evidence import ErrorRecord, Unkillable, WorkerExit
 from ezpz_elastic.decide.policy import stop_line
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.health import Health
@@ -41,6 +42,7 @@ from ezpz_elastic.observe.launcher import LauncherLog
 from ezpz_elastic.observe.oom import OomWatch, counter_of
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.observe.stacks import process_state, wait_channel
+from ezpz_elastic.observe.workers import readable
 from ezpz_elastic.process_tree import Family, Guard, stop_all
 from ezpz_elastic.round_logs import Handover, RoundLogs
 from ezpz_elastic.round_watch import Eyes, RoundWatch
@@ -55,6 +57,8 @@ from rendezvous.handler import JobMismatch, Refused, Seat
 from rendezvous.records import Action, Decision
 
 __all__ = ["EzpzElasticAgent"]
+
+logger = logging.getLogger(__name__)
 
 
 class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not followed by mypy
@@ -169,8 +173,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             while True:
                 with self._span("rendezvous" if self._handler.took_part else "standby"):
                     seat = self._handler.next_seat()
-                self._begin(seat)
-                self._handler.obey(self._run_round(seat))
+                self._handler.obey(self._live_through(seat))
         except RendezvousClosedError:
             return self._conclude()
 
@@ -190,6 +193,34 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in self._worker_group.workers})
 
     # -- one round ---------------------------------------------------------------------------------------------------
+
+    def _live_through(self, seat: Seat) -> Decision:
+        """Start the workers and watch them until the round's decision is there.
+
+        A full disk, a program that is not there, no process left, or what nobody has thought of: told like a failure of
+        the workers, for the job to decide on. An agent that ended of it would be a lost host.
+        """
+        try:
+            self._begin(seat)
+            return self._run_round(seat)
+        except RendezvousError:
+            raise
+        except OSError as error:
+            record, unseen = ErrorRecord(type(error).__name__, readable(error)[:500], source="agent"), ""
+        except Exception as error:
+            logger.exception("the agent of %s failed in round %d", self._handler.member.host, seat.roster.round)
+            record, unseen = None, f"its agent failed: {type(error).__name__}: {readable(error)}"[:500]
+        self._watch = None  # it has nothing to say any more
+        self._stop_workers(self._worker_group)
+        self._signals.install()
+        return self._run_round(seat, self._not_watched(record, unseen))
+
+    def _not_watched(self, record: ErrorRecord | None, unseen: str) -> list[WorkerExit]:
+        host, workers = self._handler.member.host, self._worker_group.workers
+        return [
+            WorkerExit(host, worker.global_rank, worker.local_rank, order, exit_code=1, error=record, unseen=unseen)
+            for order, worker in enumerate(workers)
+        ]
 
     def _begin(self, seat: Seat) -> None:
         """Give the local workers their ranks and start them."""
@@ -258,12 +289,15 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
     def _has_stepped(self) -> bool:
         return any(last_step(files) is not None for files in self._logs.files.values())
 
-    def _run_round(self, seat: Seat) -> Decision:
+    def _run_round(self, seat: Seat, not_watched: Sequence[WorkerExit] = ()) -> Decision:
         """Watch the workers until the round's decision is there, then stop what still runs."""
         group = self._worker_group
         carried, self._unkillable = self._unkillable, []
-        watch = RoundWatch(self._eyes, seat, self._pcontext, group.workers, self._logs.files, carried)
+        workers, files = ([], {}) if not_watched else (group.workers, self._logs.files)
+        watch = RoundWatch(self._eyes, seat, self._pcontext, workers, files, carried)
         self._watch = watch
+        if not_watched:
+            watch.not_watched(not_watched)
         decision = watch.watch(lambda: self._stop_workers(group))
         with self._span("stop"):
             self._stop_workers(group)

@@ -57,12 +57,12 @@ class Reporter:
         elif exits.finished() and not exits.failed():
             self._send(exits, Outcome.SUCCEEDED, (), False)
 
-    def not_started(self, exits: ExitWatch, found: Sequence[WorkerExit]) -> None:
-        """This host's workers could not be started."""
+    def not_watched(self, exits: ExitWatch, found: Sequence[WorkerExit]) -> None:
+        """This host's workers could not be started or watched."""
         error = found[0].error
-        reason = f"{error.type}: {error.message}" if error is not None else ""
-        self._journal.write("worker_not_started", self._round, ranks=[item.rank for item in found], reason=reason)
-        say(f"{self._member.host}: the workers could not be started: {reason}")
+        reason = f"{error.type}: {error.message}" if error is not None else found[0].unseen
+        self._journal.write("agent_failed", self._round, ranks=[item.rank for item in found], reason=reason)
+        say(f"{self._member.host}: the workers could not be started or watched: {reason}")
         self._send(exits, Outcome.FAILED, found, False)
 
     def by_agent(self, found: Sequence[WorkerExit]) -> None:

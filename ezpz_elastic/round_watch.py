@@ -145,9 +145,9 @@ class RoundWatch:
             self._ranks.look()  # what a hung process was doing is gone once it is stopped
         return decision
 
-    def not_started(self, found: Sequence[WorkerExit]) -> None:
-        """The agent could not start its workers; each of them counts as failed."""
-        self._reporter.not_started(self._exits, found)
+    def not_watched(self, found: Sequence[WorkerExit]) -> None:
+        """The agent could not start or watch its workers; each of them counts as failed."""
+        self._reporter.not_watched(self._exits, found)
 
     def stopped(self) -> None:
         """The agent has stopped its workers: write down how they ended, and carry over their last events."""

@@ -19,7 +19,7 @@ from ezpz_elastic.decide.evidence import ErrorRecord
 from ezpz_elastic.observe.kernel import KernelWord
 from ezpz_elastic.warm.context import WarmContext
 
-__all__ = ["DeathWatch", "Ended", "error_from_file", "reap", "sender"]
+__all__ = ["DeathWatch", "Ended", "error_from_file", "readable", "reap", "sender"]
 
 _LONGEST_NAME = 200
 """Characters kept of an exception's type; more is no type."""
@@ -170,13 +170,17 @@ def error_from_file(path: Path) -> ErrorRecord | None:
         stack = "" if isinstance(message, str) else message.get("extraInfo", {}).get("py_callstack", "")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    name, _, rest = _readable(text).partition(": ")
+    name, _, rest = readable(text).partition(": ")
     message = rest.splitlines()[0][:500] if rest else ""
-    return ErrorRecord(type=name[:_LONGEST_NAME], message=message, frames=_frames(_readable(stack)))
+    return ErrorRecord(type=name[:_LONGEST_NAME], message=message, frames=_frames(readable(stack)))
 
 
-def _readable(text: object) -> str:
-    """Text that can be written down: Python keeps a file name that is not UTF-8 as half characters, JSON cannot."""
+def readable(text: object) -> str:
+    """Text that can be written down: Python keeps a file name that is not UTF-8 as half characters, JSON cannot.
+
+    Args:
+        text: anything that ``str`` takes.
+    """
     return str(text).encode(errors="replace").decode()
 
 
