@@ -73,8 +73,11 @@ def refused(members: Sequence[Member], timeout: float) -> list[Member]:
 
 def _ask(members: Sequence[Member], timeout: float) -> list[Member]:
     gone: list[Member] = []
+    deadline = time.monotonic() + timeout
     with selectors.PollSelector() as selector:  # needs no descriptor of its own
         for member in members:
+            if time.monotonic() >= deadline:
+                break  # a name service that is slow to answer must not hold up who decides
             try:
                 probe = socket.socket(socket.AF_INET6 if ":" in member.addr else socket.AF_INET, socket.SOCK_STREAM)
             except OSError:
@@ -91,7 +94,6 @@ def _ask(members: Sequence[Member], timeout: float) -> list[Member]:
                 # Unreachable, unresolvable or (the last two) no address at all is no refusal; the lease will tell.
                 pass
             probe.close()
-        deadline = time.monotonic() + timeout
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 sock = key.fileobj

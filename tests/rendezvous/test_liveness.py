@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +47,20 @@ def test_a_port_answers_while_its_agent_lives_and_refuses_when_it_is_gone():
     listener.drain()
     listener.close()
     assert refused([alive], 1.0) == [alive]
+
+
+def test_a_slow_name_service_holds_up_one_question_and_not_one_for_each_agent(monkeypatch):
+    asked = []
+
+    class Slow(socket.socket):
+        def connect(self, address):
+            asked.append(address)
+            time.sleep(0.2)  # socket.connect asks for the name itself
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "socket", Slow)
+    assert refused([member(f"h{number}", addr=f"h{number}.invalid") for number in range(50)], 0.1) == []
+    assert len(asked) == 1
 
 
 def test_an_unreachable_address_is_no_refusal():
