@@ -156,8 +156,7 @@ class Agent(threading.Thread):
         store.create(f"member/{member.id}", encode(member))
         store.append(encode(Joined(member)))
         for number in (1, 2):
-            opening = msgspec.json.decode(self._await(opening_key(number)), type=Opening)
-            slot = opening.roster.slot_of(member.id) if opening.roster is not None else None
+            slot = self._slot(self._await(opening_key(number)))
             if slot == 0:
                 store.create(f"round/{number}/master", b"127.0.0.1 1")
             if slot is not None:
@@ -166,6 +165,11 @@ class Agent(threading.Thread):
             if number == 1:
                 self.cost = (store.operations, store.requests, store.bytes)
                 self._await(decision_key(1))
+
+    def _slot(self, data: bytes) -> int | None:
+        """This agent's slot. The roster itself is not kept: an agent has one, hundreds in a process are gigabytes."""
+        roster = msgspec.json.decode(data, type=Opening).roster
+        return roster.slot_of(self._member.id) if roster is not None else None
 
     def _await(self, key: str) -> bytes:
         deadline = time.monotonic() + PATIENCE

@@ -30,9 +30,10 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from rendezvous.account import Ledger, see_the_end_settled
 from rendezvous.coordinator import Coordinator
+from rendezvous.farewell import wait_for_the_others
 from rendezvous.lead import Decider, Means
 from rendezvous.links import Heart, RoundLink
-from rendezvous.liveness import Listener, refused
+from rendezvous.liveness import Listener
 from rendezvous.membership import Phase
 from rendezvous.records import (
     Action,
@@ -48,7 +49,6 @@ from rendezvous.records import (
     Roster,
     decode,
     decode_decision,
-    decode_message,
     decode_opening,
     encode,
 )
@@ -85,9 +85,6 @@ GONE_PATIENCE = 3.0
 THREADS_PATIENCE = 35.0
 """Seconds that the agent's own threads may take to end: an operation has 5 s, an attempt to connect 30 s at most, and a
 store that is there answers in milliseconds."""
-
-FAREWELL = 5.0
-"""Seconds the agent that serves the store stays for the others to read the last decision."""
 
 
 def new_id() -> str:
@@ -415,28 +412,6 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             if thread is not None and thread.ident is not None:
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
-    def _wait_for_the_others(self, timeout: float) -> None:
-        """The agent that serves the store leaves last."""
-        deadline = time.monotonic() + timeout
-        store, cursor, there = self._store.connect(), 0, dict[str, Member]()
-        while (left := deadline - time.monotonic()) > 0:
-            messages, cursor = store.read(cursor, min(left, SLICE))
-            for key, data in messages:
-                try:
-                    message = decode_message(data, key)
-                except RecordError:
-                    continue  # the coordinator has told of it
-                if isinstance(message, Joined):
-                    there[message.member.id] = message.member
-                elif isinstance(message, Gone):
-                    there.pop(message.member_id, None)
-            if not messages:
-                for member in refused(list(there.values()), SLICE):
-                    there.pop(member.id, None)
-            there.pop(self.member.id, None)
-            if not there and not messages:
-                return
-
     # -- torch's contract --------------------------------------------------------------------------------------------
 
     def get_backend(self) -> str:
@@ -504,7 +479,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self.leave()
         if self._server is not None and not self.interrupted.is_set():
             try:
-                self._wait_for_the_others(FAREWELL)
+                wait_for_the_others(self._store.connect(), self.member.id)
             except StoreUnavailable as error:
                 logger.info("the store went away first: %s", error)
         if self._line is not None:

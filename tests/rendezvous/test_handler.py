@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from support.builders import decision, job, member, report, retire_the_lost
@@ -21,14 +21,20 @@ from torch.distributed.elastic.rendezvous.api import (
 from rendezvous import handler as module
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
-from rendezvous.records import Action, Opening, encode
+from rendezvous.records import Action, Decision, Opening, Retirement, encode
 from rendezvous.replay import decision_key, opening_key
 from rendezvous.stores import StoreUnavailable
 from rendezvous.stores.tcpstore import StoreServer, TcpStore
 
 
 class Silent:
-    """A ledger nobody reads."""
+    """A ledger nobody reads, but for how the job ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, list[str]]] = []
+
+    def ended(self, last: Decision, retired: Sequence[Retirement]) -> None:
+        self.ends.append((last.kind, [item.host for item in retired]))
 
     def opened(self, *_: object) -> None:
         """Nothing is written down."""
@@ -204,6 +210,18 @@ def test_a_store_that_does_not_come_back_is_a_lost_connection(running, monkeypat
             handler.next_rendezvous()
         assert handler.num_nodes_waiting() == 0
         assert not handler.is_closed()
+    running.server = StoreServer("127.0.0.1", 0, "run")
+
+
+def test_how_the_job_ended_is_told_by_everybody_who_knows_when_the_store_went_with_its_host(running):
+    a, b = formed(running, "h0", "h1")
+    running.server.close()
+    for handler in (a, b):
+        handler.obey(decision(1, Action.RESTART, "h7"))
+        with pytest.raises(RendezvousClosedError):
+            handler.obey(decision(2, Action.STOP, "h8", kind="exhausted"))
+        assert handler.shutdown()
+        assert handler._ledger.ends == [("exhausted", ["h7"])]
     running.server = StoreServer("127.0.0.1", 0, "run")
 
 

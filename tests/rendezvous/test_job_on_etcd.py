@@ -27,6 +27,12 @@ def counting(steps: int) -> list[str]:
     return [*COUNT[:-1], COUNT[-1].format(steps=steps)]
 
 
+def counting_until_a_failure(steps: int = 20) -> list[str]:
+    """A worker that counts for ever in the first round and ``steps`` steps in the later ones."""
+    code = COUNT[-1].format(steps="$steps")
+    return [*COUNT[:-1], f"steps={steps}; [ $EZPZ_ROUND -gt 1 ] || steps=1000000; {code}"]
+
+
 class EtcdJob(Cluster):
     """Agents whose store is an etcd of its own."""
 
@@ -159,11 +165,11 @@ def test_what_a_coordinator_has_decided_is_written_down_although_it_dies_of_it(j
     job.conf = "lease_ttl=10,settle=0.5"
     dying = [sys.executable, str(JOBS / "last_word.py"), last, "--rdzv-backend=ezpz"]
     limits = {"nnodes": "2:2"}
-    job.go(2, counting(5), command=dying, **limits)
+    job.go(2, counting(5) if last == "FINISH" else counting_until_a_failure(), command=dying, **limits)
     job.await_true(lambda: job.joined() == ["127.0.0.2"], "the first host")
     spare = [] if last == "FINISH" else [4]
     for host in [3, *spare]:
-        job.go(host, counting(5) if last == "FINISH" else counting(30), **limits)
+        job.go(host, counting(5) if last == "FINISH" else counting_until_a_failure(), **limits)
     if spare:
         job.await_true(lambda: len(job.joined()) == 3, "the spare")
         job.await_step(2)
@@ -243,17 +249,17 @@ def wide_job(tmp_path: Path) -> Iterator[EtcdJob]:
 @pytest.mark.parametrize(("kind", "when", "seconds"), FAULTS)
 def test_a_fault_of_the_store_touches_no_worker_and_the_job_goes_on(wide_job, kind, when, seconds):
     job, fault = wide_job, Fault(wide_job.etcd, kind, seconds)
-    job.conf = "lease_ttl=5,settle=0.5"
-    steps = 60 + (int(10 * seconds) if kind == "outage" else 0)
-    job.go(2, counting(steps))
+    job.conf = "lease_ttl=10,settle=0.5"
+    script = counting(20) if when == "forming" else counting_until_a_failure()
+    job.go(2, script)
     if when == "forming":
         job.await_true(lambda: job.joined() == ["127.0.0.2"], "the first host")
         fault.strike()
-        job.go(3, counting(20))
+        job.go(3, script)
         fault.over()
         job.await_step(3, timeout=120)
     else:
-        job.go(3, counting(steps))
+        job.go(3, script)
         job.await_step(3)
         workers = job.workers(2, 1) + job.workers(3, 1)
         assert len(workers) == 2
