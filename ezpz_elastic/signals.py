@@ -17,6 +17,8 @@ _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 class StopSignals:
     """Handles the signals that ``--signals-to-handle`` names, as long as it is entered.
 
+    SIGHUP stays ignored where it is ignored already: that is what ``nohup`` is for.
+
     Args:
         wake: called when a signal has arrived.
         flag: set when a signal has arrived; whoever waits for the store looks at it.
@@ -29,13 +31,15 @@ class StopSignals:
         self.received: int | None = None
         names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _DEFAULT).split(",")
         self._signals = [signal.Signals[name.strip()] for name in names if name.strip() in signal.Signals.__members__]
+        self._ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
     def install(self) -> None:
         """Put the handlers in place (again); only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             return
         for signum in self._signals:
-            previous = signal.signal(signum, self._on_signal)
+            ignored = signum == signal.SIGHUP and self._ignores_hangup  # torch's handler may be there by now
+            previous = signal.signal(signum, signal.SIG_IGN if ignored else self._on_signal)
             self._previous.setdefault(signum, previous)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -54,7 +58,9 @@ class StopSignals:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         del kind, trace
         for signum, previous in self._previous.items():
-            handler = previous if not isinstance(error, SystemExit) else partial(_exit_again, error.code)
+            handler = previous
+            if isinstance(error, SystemExit) and previous is not signal.SIG_IGN:
+                handler = partial(_exit_again, error.code)
             signal.signal(signum, handler)  # type: ignore[arg-type]  # what signal.signal gave us it takes back
         self._previous.clear()
 
