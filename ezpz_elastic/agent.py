@@ -244,6 +244,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         if self._scanner.ident is None:
             self._scanner.start()
         self._family.leaders = {worker.id for worker in group.workers}
+        self._guard.watch(self._family.leaders)
         for worker in group.workers:
             self._journal.write("worker_started", roster.round, rank=worker.global_rank, pid=worker.id)
 

@@ -1,9 +1,11 @@
 """Ends what an agent leaves behind when the agent itself is killed. Runs as a process of its own, stdlib only.
 
-``python guard.py TAG GROUPS [DIRECTORY …]`` reads standard input until its end. The agent writes ``done`` there before
-it exits in good order; if the input ends without that word, the agent was killed, and every process that carries the
-agent's tag in its environment is killed too, with its session, what is in the control groups below ``GROUPS`` (empty:
-there are none), the shared memory those processes held and the directories given.
+``python guard.py TAG GROUPS [DIRECTORY …]`` reads standard input until its end. The agent writes a line with its workers'
+pids there at the beginning of each round, and ``done`` before it exits in good order. If the input ends without that
+word the agent was killed, and these are killed too: every process that carries the agent's tag in its environment, with
+its session; the sessions of the last line's workers (one that has set its title has overwritten its environment); and
+what is in the control groups below ``GROUPS`` (empty: there are none). The shared memory they held goes with them, and
+so do the directories.
 """
 
 from __future__ import annotations
@@ -154,11 +156,15 @@ def remove_segments(paths: set[Path]) -> None:
 
 def main(tag: str, groups: Path | None, directories: list[str]) -> None:
     """Wait for the agent's end; clean up if it was not a good one."""
-    if sys.stdin.read().strip() == "done":
-        return
+    leaders: list[int] = []
+    for line in sys.stdin:
+        if line.strip() == "done":
+            return
+        if line.endswith("\n"):  # else the agent died in the middle of it
+            leaders = [int(pid) for pid in line.split()]
     shared: set[Path] = set()
     for _ in range(100):
-        pids = family(tag, groups)
+        pids = family(tag, groups, leaders)
         if not pids:
             break
         shared |= segments(pids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -17,6 +18,8 @@ import psutil
 from ezpz_elastic import guard
 
 __all__ = ["Family", "Guard", "stop_all"]
+
+logger = logging.getLogger(__name__)
 
 _LOOK = 0.05
 """Seconds between two looks at processes whose end the kernel does not tell."""
@@ -35,10 +38,27 @@ class Guard:
     """
 
     def __init__(self, tag: str, directories: list[Path], groups: Path | None = None) -> None:
-        command = [sys.executable, "-I", "-S", guard.__file__, tag, str(groups or ""), *map(str, directories)]
+        self._command = [sys.executable, "-I", "-S", guard.__file__, tag, str(groups or ""), *map(str, directories)]
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         environment = {key: value for key, value in os.environ.items() if key != guard.TAG}
         # Out of the agent's session and process group: whoever kills those must not take the guard along.
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True, env=environment)
+
+    def watch(self, workers: Iterable[int]) -> None:
+        """A round begins with these workers, each the leader of a session. A guard that was killed is replaced.
+
+        Args:
+            workers: their pids.
+        """
+        if self._process.poll() is not None:
+            logger.warning("the guard process has ended with %d; there is a new one", self._process.returncode)
+            self._process = self._start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is being killed in this moment
+            self._process.stdin.write((" ".join(map(str, workers)) + "\n").encode())
+            self._process.stdin.flush()
 
     def dismiss(self) -> None:
         """The agent ends in good order; the guard has nothing to do."""

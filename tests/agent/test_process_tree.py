@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ezpz_elastic import guard, process_tree
-from ezpz_elastic.process_tree import Family, stop_all
+from ezpz_elastic.process_tree import Family, Guard, stop_all
 from ezpz_elastic.worker_groups import WorkerGroups
 
 CHILD = """
@@ -68,6 +68,30 @@ def test_a_child_without_the_tag_is_known_by_the_session_even_if_its_worker_is_g
     assert family.find() == [started.child.pid]
     assert stop_all(family, signal.SIGTERM, 10) == []
     assert not psutil.pid_exists(started.child.pid) or started.child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("guard_is_killed_before", [False, True])
+def test_the_guard_ends_a_worker_that_has_overwritten_its_environment(guard_is_killed_before):
+    with subprocess.Popen(["env", "-i", "sleep", "600"], start_new_session=True) as worker:
+        watcher = Guard(uuid.uuid4().hex, [])
+        if guard_is_killed_before:
+            watcher._process.kill()
+            watcher._process.wait(10)
+        watcher.watch([worker.pid])
+        assert watcher._process.stdin is not None
+        watcher._process.stdin.close()  # what the kernel does when it ends the agent
+        assert worker.wait(30) == -signal.SIGKILL
+        assert watcher._process.wait(30) == 0
+
+
+def test_a_guard_that_is_dismissed_ends_nobody():
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as worker:
+        watcher = Guard(uuid.uuid4().hex, [])
+        watcher.watch([worker.pid])
+        watcher.dismiss()
+        assert watcher._process.returncode == 0
+        assert worker.poll() is None
+        worker.kill()
 
 
 def test_the_agents_own_session_is_never_taken_for_a_workers():
