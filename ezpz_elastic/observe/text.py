@@ -33,7 +33,8 @@ _PREFIX = re.compile(
     r"|(?P<task>\d{1,7}): "
     r"|\[(?P<prepended>\d{1,7})\] "
     r"|\((?:\w[\w.()=]{0,80} )?pid=\d{1,9}(?:, ip=(?P<node>[\w.:\-]{2,120}))?\) "  # Ray
-    r"|(?P<host>(?![\w.\-]{0,160}\.[A-Z])[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
+    r"|(?![\w.\-]{0,160}\.[A-Z])"  # an exception's module is no host, whatever digits it has
+    r"(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
     r")"
 )
 _CLOCK = re.compile(r"(?<![\d:])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,6}))?(?![\d:])")
