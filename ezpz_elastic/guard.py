@@ -1,11 +1,11 @@
 """Ends what an agent leaves behind when the agent itself is killed. Runs as a process of its own, stdlib only.
 
 ``python guard.py TAG GROUPS [DIRECTORY …]`` reads standard input until its end. The agent writes a line with its
-workers' pids there at the beginning of each round, and ``done`` before it exits in good order. If the input ends without
-that word the agent was killed, and these are killed too: every process that carries the agent's tag in its environment, with
-its session; the sessions of the last line's workers (one that has set its title has overwritten its environment); and
-what is in the control groups below ``GROUPS`` (empty: there are none). The shared memory they held goes with them, and
-so do the directories.
+workers' pids there at the beginning of each round, and ``done`` before it exits in good order. If the input ends
+without that word the agent was killed, and these are killed too: every process that carries the agent's tag in its
+environment, with its session; the sessions of the last line's workers (one that has set its title has overwritten its
+environment); and what is in the control groups below ``GROUPS`` (empty: there are none). The shared memory they held
+goes with them, and so do the directories.
 """
 
 from __future__ import annotations
