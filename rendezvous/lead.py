@@ -59,6 +59,10 @@ Probe = Callable[[Sequence[Member], float], list[Member]]
 """Which of these members' ports refuse a connection, within so many seconds."""
 
 
+class Overtaken(StoreUnavailable):
+    """Another leader has committed a record first. Whether it lived to write it down is for the next turn to see."""
+
+
 @dataclass(frozen=True)
 class Means:
     """What one agent coordinates with, whether it leads or not.
@@ -233,24 +237,28 @@ class Leader:
             return self._commit_opening(Opening(decision.round, ended=decision), effect.case)
         key = decision_key(decision.round)
         winner = decode_decision(self._store.create(key, encode(decision)), decision.round, key)
+        self._check_mine(winner.by, key)
         self._write_decision(effect.case, winner)
         return self._membership.apply(winner, self._now())
 
     def _commit_opening(self, opening: Opening, case: Case | None) -> list[Effect]:
         key, mine = opening_key(opening.round), msgspec.structs.replace(opening, by=self._member.id)
         winner = decode_opening(self._store.create(key, encode(mine)), opening.round, key)
+        self._check_mine(winner.by, key)
         if winner.ended is not None:
             self._write_decision(case, winner.ended)
-        elif winner.by == self._member.id:
+        else:
             self._ledger.opened(winner, self._membership.roster)
             settle(self._store, key, self._member.id, self._written)
         return self._membership.apply(winner, self._now())
 
-    def _write_decision(self, case: Case | None, winner: Decision) -> None:
-        """What this leader has committed it writes down; what another one has, that one does."""
-        if winner.by == self._member.id:
-            self._ledger.decided(case, winner, retired_before(self._membership, winner))
-            settle(self._store, decision_key(winner.round), self._member.id, self._written)
+    def _check_mine(self, by: str, key: str) -> None:
+        if by != self._member.id:
+            raise Overtaken(f"{key} was committed by another leader")
+
+    def _write_decision(self, case: Case | None, decision: Decision) -> None:
+        self._ledger.decided(case, decision, retired_before(self._membership, decision))
+        settle(self._store, decision_key(decision.round), self._member.id, self._written)
 
     def _check_twin(self, effect: CheckTwin) -> None:
         if self._probe([effect.old], PROBE_TIMEOUT):

@@ -11,7 +11,7 @@ from support.builders import job, member, report, retire_the_lost
 from support.fake_store import FakeStore, World
 
 from rendezvous.coordinator import Coordinator
-from rendezvous.lead import Means
+from rendezvous.lead import Leader, Means
 from rendezvous.liveness import Listener
 from rendezvous.records import (
     Case,
@@ -27,6 +27,7 @@ from rendezvous.records import (
     encode,
 )
 from rendezvous.replay import decision_key, opening_key, refusal_key
+from rendezvous.stores import StoreUnavailable
 
 
 class Notes:
@@ -145,6 +146,30 @@ def test_a_new_leader_decides_a_case_its_predecessor_left_open(jobs):
     jobs.until(lambda: decision_key(1) in jobs.world.records, "the decision", (b, c))
     assert jobs.notes.decisions == [1]
     jobs.until(lambda: opening_key(2) in jobs.world.records, "round 2", (b, c))
+
+
+class Overtaking(FakeStore):
+    """Another leader is a moment faster with every decision, and dies of it."""
+
+    def create(self, key: str, value: bytes) -> bytes:
+        if key == decision_key(1):
+            theirs = msgspec.structs.replace(msgspec.json.decode(value, type=Decision), by="the other one")
+            super().create(key, encode(theirs))
+        return super().create(key, value)
+
+
+def test_what_a_rival_has_committed_and_not_lived_to_write_down_is_written_down(jobs):
+    a, b = jobs.join("a"), jobs.join("b")
+    leader = Leader(Means(Overtaking(jobs.world), jobs.limits, a, retire_the_lost, jobs.notes), 1)
+    leader.turn()
+    jobs.store.append(encode(report(b, 1, conclusive=True)))
+    with pytest.raises(StoreUnavailable, match="round/1/decision was committed by another leader"):
+        leader.turn()
+    assert jobs.notes.decisions == []
+    leader.turn()
+    assert jobs.notes.decisions == [1]
+    assert jobs.record(decision_key(1), Decision).by == "the other one"
+    assert jobs.notes.openings == [1, 2]
 
 
 def test_a_store_that_goes_away_and_comes_back_loses_nobody(jobs):
