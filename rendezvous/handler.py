@@ -35,6 +35,7 @@ from rendezvous.lead import Decider, Means
 from rendezvous.links import Heart, RoundLink
 from rendezvous.liveness import Listener
 from rendezvous.membership import Phase
+from rendezvous.past import left_over
 from rendezvous.records import (
     Action,
     Decision,
@@ -184,6 +185,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                 return step()
             except StoreRefused as error:
                 raise JobMismatch(str(error)) from error
+            except RecordError as error:
+                raise RendezvousStateError(str(error)) from error
             except StoreUnavailable as error:
                 if time.monotonic() >= deadline:
                     raise RendezvousTimeoutError(f"no store within {self.job.join_timeout:g} s: {error}") from error
@@ -195,6 +198,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
 
     def _agree(self) -> None:
         theirs = decode(self._store.create("job", encode(self.job)), JobRecord, "job")
+        if self.round == 1 and not self._opened and (past := left_over(self._store, theirs)):
+            raise JobMismatch(f"{past}; give this job another --rdzv-id")
         differing = [
             f"{name} {getattr(theirs, name)} there, {getattr(self.job, name)} here"
             for name in ("version", "min_hosts", "max_hosts", "max_restarts")
