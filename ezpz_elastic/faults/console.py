@@ -28,7 +28,7 @@ _TERMINATED = 143
 """What a shell sees of a job that SIGTERM ended: the scheduler's, or the launcher's own teardown."""
 
 _ADDRESS = "10.119.7.21"
-"""Of a peer, where the host is no address itself; nobody's in the job."""
+"""Of a peer, where hosts are not listed by address; nobody's in the job."""
 
 
 def _end(code: int, *lines: str) -> NoReturn:
@@ -51,8 +51,9 @@ def rank_sig9(scene: Scene) -> None:
 
 
 def gloo_peer(scene: Scene) -> None:
-    """One rank says that a peer closed the connection."""
-    address = scene.host if scene.host.replace(".", "").isdigit() else _ADDRESS
+    """One rank says that a peer on another host closed the connection."""
+    peer = scene.peers[0] if scene.peers else ""
+    address = peer if peer.replace(".", "").isdigit() else _ADDRESS
     where = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534]"
     _end(1, f"RuntimeError: {where} Connection closed by peer [{address}]:41220")
 

@@ -53,7 +53,8 @@ class Knobs(msgspec.Struct, frozen=True):
     attempt: int
     plan: Plan | None
     host: str
-    peers: tuple[str, ...]
+    hostfile: str
+    slot: int
     rank: int
     victim: int
     seconds: float
@@ -70,8 +71,6 @@ class Knobs(msgspec.Struct, frozen=True):
         victim = _number(environ, "FI_RANK", 0)
         rank = _number(environ, "RANK", 0)
         attempt = _attempt(environ)
-        hosts = _hosts(environ.get("EZPZ_HOSTFILE", ""))
-        host = environ.get("FI_HOST", "") or (hosts[_number(environ, "FI_SLOT", 1) % len(hosts)] if hosts else "")
         return Knobs(
             total=_number(environ, "FI_TOTAL", 300),
             every=max(_number(environ, "FI_CKPT_EVERY", 25), 1),
@@ -79,14 +78,25 @@ class Knobs(msgspec.Struct, frozen=True):
             receipts=Path(environ.get("FI_RECEIPTS", "receipts")),
             attempt=attempt,
             plan=_plan(environ, attempt),
-            host=host,
-            peers=tuple(name for name in hosts if name != host),
+            host=environ.get("FI_HOST", ""),
+            hostfile=environ.get("EZPZ_HOSTFILE", ""),
+            slot=_number(environ, "FI_SLOT", 1),
             rank=rank,
             victim=victim,
             seconds=_seconds(environ, "FI_SECONDS", 0.0),
             lasts=_seconds(environ, "FI_LASTS", 3600.0),
             together=environ.get("FI_TOGETHER", "0") == "1",
         )
+
+    def culprit(self) -> tuple[str, tuple[str, ...]]:
+        """The host to be named, and the other hosts, as the hostfile lists them now: it may be written while we start.
+
+        Raises:
+            UsageError: the hostfile cannot be read.
+        """
+        hosts = _hosts(self.hostfile)
+        host = self.host or (hosts[self.slot % len(hosts)] if hosts else "")
+        return host, tuple(name for name in hosts if name != host)
 
 
 def _plan(environ: Mapping[str, str], attempt: int) -> Plan | None:

@@ -45,13 +45,14 @@ class _Cue:
         plan, knobs = self._knobs.plan, self._knobs
         if plan is None or knobs.rank != knobs.victim or plan.mode.point is not point or self.step < plan.at:
             return
+        host, peers = knobs.culprit()
         scene = Scene(
             receipts=knobs.receipts,
             attempt=knobs.attempt,
             step=self.step,
             rank=knobs.rank,
-            host=knobs.host,
-            peers=knobs.peers,
+            host=host,
+            peers=peers,
             checkpoint=self.checkpoint,
             seconds=knobs.lasts,
             name=f"attempt{knobs.attempt}-{plan.mode.name}",
@@ -100,10 +101,10 @@ def main() -> int:
     """Run as configured; 2 if that cannot be meant."""
     try:
         knobs = Knobs.read(os.environ)
+        train(knobs, _substance(knobs))
     except UsageError as error:
         print(f"ezpz_elastic.faults.trainer: {error.line()}", file=sys.stderr)
         return 2
-    train(knobs, _substance(knobs))
     return 0
 
 
