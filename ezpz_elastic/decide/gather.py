@@ -38,9 +38,11 @@ _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
 _EXCEPTIONS = frozenset({"python.exception", "torch.elastic-banner-exception"})
 _EXCEPTION_LINE = re.compile(
-    r"(?:^|[\s:\]|>)]|\^C)(Exception|[A-Za-z_][\w.]{0,120}?(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure|Fault|Group"
-    r"|NotFound|Mismatch|Exceeded)|[A-Za-z_][\w.]{0,100}\.[A-Z]\w{0,60}?(?:Invalid|Unavailable|Aborted|Denied|Cancelled"
-    r"|Rejected|Resources|Unsupported|Corrupt(?:ed)?)|[a-z_][\w.]{0,100}\.(?:errors|exceptions)\.[A-Z]\w{1,80})"
+    r"(?:^|[\s:\]|>)]|\^C)(Exception|StopIteration|SystemExit"
+    r"|[A-Za-z_][\w.]{0,120}?(?:Error|Exception|Interrupt|Exit|Iteration|Timeout|Failure|Fault|Group"
+    r"|NotFound|Mismatch|Exceeded)|[A-Za-z_][\w.]{0,100}\.\w{0,60}?(?:Invalid|Unavailable|Aborted|Denied|Cancelled"
+    r"|Rejected|Resources|Unsupported|Corrupt(?:ed)?)|__main__\.[A-Z]\w{1,80}"
+    r"|[a-z_][\w.]{0,100}\.(?:errors|exceptions)\.[A-Z]\w{1,80})(?:\(\w{1,80}\))?"
     r"(?::[ ]?|$)(.{0,400})$",
     re.S,
 )
