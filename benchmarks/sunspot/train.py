@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import socket
 import sys
 import time
@@ -34,9 +33,6 @@ def main() -> int:
     given.checkpoints.mkdir(parents=True, exist_ok=True)
     resumed = newest(given.checkpoints)
     first, pace = (0, given.pace) if resumed is None else (resumed, given.pace_resumed)
-    if rank == 0:
-        for partial in given.checkpoints.glob("step-*.partial"):
-            shutil.rmtree(partial)
     say(f"nodekill rank={rank} world={given.world} host={host} pid={os.getpid()} resumed={resumed}")
     for step in range(first + 1, given.steps + 1):
         time.sleep(pace)
@@ -77,7 +73,9 @@ def newest(checkpoints: Path) -> int | None:
 def save(given: argparse.Namespace, rank: int, step: int) -> None:
     """Write this rank's shard; rank 0 commits, the others wait for that."""
     final = given.checkpoints / f"step-{step}"
-    partial = given.checkpoints / f"step-{step}.partial"
+    # Of this life alone: what a former one left half written is neither used nor in the way.
+    life = os.environ.get("EZPZ_ROUND") or os.environ.get("EZPZ_ATTEMPT") or "0"
+    partial = given.checkpoints / f"step-{step}.partial-{life}"
     partial.mkdir(exist_ok=True)
     shard = partial / f"rank-{rank}.bin"
     with shard.with_suffix(".writing").open("wb") as file:

@@ -304,4 +304,93 @@ HARNESS = (
     ),
 )
 
-MUTANTS = (*CLASSIFY, *DECIDE, *MEMBERS, *CHECKPOINT, *WATCH, *HARNESS)
+RETRY = (
+    Mutant(
+        "The outer loop starts a retired host again",
+        "ezpz_elastic/retry/pool.py",
+        "active = tuple(queue.pop(0) if host in out else host for host in self.active)",
+        "active = self.active",
+        ("tests/retry/test_hosts.py::test_a_spare_inherits_the_slot_it_fills_and_who_is_benched_queues_up_last",),
+        "the relaunch dies on the host that the last one died on",
+    ),
+    Mutant(
+        "The outer loop's watchdog ends a silent attempt and calls it another death",
+        "ezpz_elastic/retry/supervise.py",
+        "                if timeout <= 0:\n                    return True\n",
+        "                if timeout <= 0:\n                    return False\n",
+        ("tests/retry/test_supervise.py::test_silence_ends_an_attempt_with_all_its_processes_and_124",),
+        "a hang is told as a crash, and its host as the culprit",
+    ),
+)
+
+FAULTS = (
+    Mutant(
+        "A fault leaves its receipt and is not done",
+        "ezpz_elastic/faults/modes.py",
+        "    mode.inside(scene)\n",
+        "",
+        ("tests/faults/test_receipts.py::test_a_victim_leaves_its_receipt_before_it_goes_and_goes_only_once",),
+        "the harness proves that jobs survive nothing at all",
+    ),
+    Mutant(
+        "Somebody else's kill is claimed as the injector's own",
+        "ezpz_elastic/faults/deaths.py",
+        "        dead = _seen_dead(held, began + patience) - gone\n",
+        "        dead = _seen_dead(held, began + patience)\n",
+        ("tests/faults/test_receipts.py::test_somebody_elses_kill_is_no_receipt_for_ours",),
+        "the witness says that a fault landed that never was",
+    ),
+    Mutant(
+        "An experiment does without a witness of its faults",
+        "ezpz_elastic/faults/experiment.py",
+        "        return sorted(set(experiment.fail_at) - landed)\n",
+        "        return []\n",
+        ("tests/retry/test_must_hold.py::test_an_experiment_whose_fault_was_never_injected_says_so",),
+        "a run without a fault counts as one that survived it",
+    ),
+    Mutant(
+        "The judge of finished runs finds nothing",
+        "ezpz_elastic/faults/analyze.py",
+        "    findings = [*invariants(story), *retirements(story, files.bad_nodes), *conformity(story, on_blind)]\n",
+        "    findings: list[Finding] = []\n",
+        ("tests/faults/test_analyze.py::test_whatever_is_wrong_is_found_by_the_check_whose_matter_it_is",),
+        "every scenario passes it",
+    ),
+)
+
+SUNSPOT = (
+    Mutant(
+        "The killer sends no signal and says that all are dead",
+        "benchmarks/sunspot/killer.py",
+        "    for descriptor in held:\n        signal.pidfd_send_signal(descriptor, signal.SIGKILL)\n",
+        "    return dict.fromkeys(held.values(), True)\n",
+        ("tests/nodekill/test_killer.py::test_a_victim_is_seen_dead_and_the_receipt_says_so",),
+        "an hour of four nodes proves that a job survives nothing at all",
+    ),
+    Mutant(
+        "A killer that killed nothing is content",
+        "benchmarks/sunspot/killer.py",
+        "    return 0 if landed else 3\n",
+        "    return 0\n",
+        ("tests/nodekill/test_killer.py::test_a_killer_that_kills_nothing_says_so_and_fails",),
+        "the script goes on to judge a job that nothing happened to",
+    ),
+    Mutant(
+        "What presumes a relaunch is judged without one",
+        "benchmarks/sunspot/checks.py",
+        "    if _relaunched(seen):\n",
+        "    if False:\n",
+        ("tests/nodekill/test_checks.py::test_without_a_relaunch_what_presumes_one_is_not_judged",),
+        "an untouched hostfile still has its hosts: it passed once",
+    ),
+    Mutant(
+        "A check that was not made counts as passed",
+        "benchmarks/sunspot/checks.py",
+        "if found and all(check.result is Result.PASS for check in found)",
+        "if found and all(check.result is not Result.FAIL for check in found[1:])",
+        ("tests/nodekill/test_checks.py::test_without_a_kill_nothing_else_is_judged_however_well_the_job_went",),
+        "a report that says SKIPPED eight times says PASS in the end",
+    ),
+)
+
+MUTANTS = (*CLASSIFY, *DECIDE, *MEMBERS, *CHECKPOINT, *WATCH, *HARNESS, *RETRY, *FAULTS, *SUNSPOT)

@@ -6,8 +6,10 @@ test that no longer exists, a run without an end: none of these says that the su
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,14 +109,32 @@ def run_tests(project: Path, tests: tuple[str, ...], scratch: Path, patience: fl
     environ["MUTATION_WITNESS"] = str(told)
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "mutation_witness"]
     command += [f"--basetemp={scratch / 'tmp'}", *tests]
-    try:
-        done = subprocess.run(
-            command, cwd=project, env=environ, check=False, capture_output=True, text=True, timeout=patience
+    output = scratch / "output"
+    with output.open("wb") as file:
+        done = subprocess.Popen(
+            command,
+            cwd=project,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
+    try:
+        done.wait(patience)
     except subprocess.TimeoutExpired as error:
         return Outcome(None, Told(), f"no end within {error.timeout:g} s")
+    finally:
+        _end(done)
     seen = msgspec.json.decode(told.read_bytes(), type=Told) if told.exists() else Told()
-    return Outcome(done.returncode, seen, done.stdout + done.stderr)
+    return Outcome(done.returncode, seen, output.read_text(errors="replace"))
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """End what is left of a run: a test that fails in its middle leaves its processes behind."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
 
 
 def judge(outcome: Outcome) -> str:

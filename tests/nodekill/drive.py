@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
+import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
+from support.cluster import free_port
 
 ROOT = Path(__file__).parents[2]
 HOSTS = tuple(f"127.0.0.{number}" for number in (2, 3, 4, 5))
 MARK = "NODEKILL_TEST"
 DEADLINE = 240.0
 
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "NODEKILL_PYTHON": sys.executable,
+    "NODEKILL_PPN": "1",
+    "NODEKILL_EVERY": "10",
+    "NODEKILL_PACE": "0.1",  # 39 s in which the kill has to come, of which it needs one
+    "NODEKILL_PACE_RESUMED": "0.001",
+    "NODEKILL_SHARD_MIB": "1",
+    "NODEKILL_PATIENCE": "120",
+}
 
-def hydra() -> str:
+
+def require_hydra() -> None:
     """MPICH's launcher. A run in CI must have one; elsewhere the test is skipped."""
-    found = shutil.which("mpiexec.hydra")
-    if found is None:
+    if shutil.which("mpiexec.hydra") is None:
         why = "no mpiexec.hydra: install Debian's mpich"
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
-    return found
 
 
 class DryRun:
@@ -39,62 +51,50 @@ class DryRun:
         mode: ``KILL_MODE``.
         settings: further environment.
         hosts: the allocation.
+        told_to_stop: it gets SIGTERM when it has printed this, as from PBS when the time is over.
     """
 
     def __init__(
-        self, directory: Path, mode: str, settings: Mapping[str, str] | None = None, hosts: tuple[str, ...] = HOSTS
+        self,
+        directory: Path,
+        mode: str,
+        settings: Mapping[str, str] | None = None,
+        hosts: tuple[str, ...] = HOSTS,
+        told_to_stop: str = "",
     ) -> None:
+        require_hydra()
         self.submitted = directory / "submitted"
-        self.submitted.mkdir()
         self.run = self.submitted / f"nodekill-77-{mode}"
-        spool, programs = directory / "spool", directory / "bin"
-        spool.mkdir()
-        programs.mkdir()
+        self.output = ""
+        spool, programs, nodefile = directory / "spool", directory / "bin", directory / "nodefile"
+        for made in (self.submitted, spool, programs):
+            made.mkdir()
         script = shutil.copy(ROOT / "benchmarks/sunspot/nodekill.pbs", spool / "77.SC")
-        # No link: Hydra looks for its daemon beside the name that it was called by.
-        (programs / "mpiexec").write_text(f'#!/bin/sh\nexec {hydra()} "$@"\n')
-        (programs / "mpiexec").chmod(0o755)
         for standin in (Path(__file__).parent / "standins").iterdir():
             shutil.copy(standin, programs / standin.name)
             (programs / standin.name).chmod(0o755)
-        nodefile = directory / "nodefile"
         nodefile.write_text("".join(f"{host}\n" for host in hosts))
         mark = uuid.uuid4().hex
-        environ = {
-            **os.environ,
-            "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "PBS_JOBID": "77.dry-run",
-            "PBS_NODEFILE": str(nodefile),
-            "PBS_O_WORKDIR": str(self.submitted),
-            "EZPZ_ELASTIC_HOME": str(ROOT),
-            "HYDRA_LAUNCHER": "ssh",
-            "HYDRA_LAUNCHER_EXEC": str(programs / "remote"),
-            "HYDRA_IFACE": "lo",
-            "OMP_NUM_THREADS": "1",
-            "KILL_MODE": mode,
-            "NODEKILL_PYTHON": sys.executable,
-            "NODEKILL_PPN": "1",
-            "NODEKILL_PORT": str(_free_port()),
-            "NODEKILL_PACE": "0.05",  # 20 s in which the kill has to come, of which it needs one
-            "NODEKILL_PACE_RESUMED": "0.001",
-            "NODEKILL_SHARD_MIB": "1",
-            MARK: mark,
-            **(settings or {}),
-        }
-        done = subprocess.run(
-            ["bash", str(script)],
-            cwd=self.submitted,
-            env=environ,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            timeout=DEADLINE,
-        )
-        self.code, self.output = done.returncode, done.stdout
+        environ = {**os.environ, **_allocation(nodefile, self.submitted, programs), **SETTINGS}
+        environ |= {"KILL_MODE": mode, MARK: mark, **(settings or {})}
+        self.code = self._submit(script, environ, told_to_stop)
         self.left = _left(mark)
+
+    def _submit(self, script: Path, environ: Mapping[str, str], told_to_stop: str) -> int:
+        command = ["bash", str(script)]
+        pipe, both = subprocess.PIPE, subprocess.STDOUT
+        with subprocess.Popen(
+            command, cwd=self.submitted, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=both
+        ) as job:
+            alarm = threading.Timer(DEADLINE, job.kill)
+            alarm.start()
+            assert job.stdout is not None
+            for line in job.stdout:
+                self.output += line.decode(errors="replace")
+                if told_to_stop and told_to_stop.encode() in line:
+                    job.terminate()
+        alarm.cancel()
+        return job.returncode
 
     def said(self, name: str) -> str:
         """What the report says of a check, without its detail."""
@@ -118,20 +118,36 @@ class DryRun:
         return (self.run / "job/active.hostfile").read_text().splitlines()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOSTS[0], 0))
-        return int(probe.getsockname()[1])
+def _allocation(nodefile: Path, submitted: Path, programs: Path) -> dict[str, str]:
+    """What a job finds in its environment, and how Hydra gets to its hosts on this machine."""
+    return {
+        "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PBS_JOBID": "77.dry-run",
+        "PBS_NODEFILE": str(nodefile),
+        "PBS_O_WORKDIR": str(submitted),
+        "EZPZ_ELASTIC_HOME": str(ROOT),
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(programs / "remote"),
+        "HYDRA_IFACE": "lo",
+        "NODEKILL_PORT": str(free_port(HOSTS[0])),
+    }
 
 
 def _left(mark: str) -> list[str]:
     """What the run left running; each is ended, so that one failed test does not disturb the next."""
-    found = []
+    deadline = time.monotonic() + 10
+    while (found := list(_marked(mark))) and time.monotonic() < deadline:
+        time.sleep(0.05)  # what is on its way out may take its time
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return [str(process) for process in found]
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(f"{process.pid} {' '.join(process.cmdline())}")
-                process.kill()
+                yield process
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-    return found
