@@ -23,26 +23,29 @@ HARMLESS = Mutant(
 FAILED = Failure("tests/a.py::test_b", "call", True, "AssertionError: 1 == 2")
 
 
-def test_the_unbroken_copy_passes_all_that_must_fail_in_a_broken_one(tmp_path: Path) -> None:
-    """Otherwise a test that always fails would catch every mutant."""
-    outcome = run_tests(copy_project(tmp_path / "copy"), TESTS, tmp_path)
-    assert outcome.code == 0, outcome.text
-    assert outcome.told.foreign == ()
-    assert outcome.told.skipped == ()
-    for test in TESTS:
-        assert any(node.startswith(test) for node in outcome.told.passed), f"{test} ran no test"
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Copies are tried two at a time: most of it is the start of an interpreter."""
+    made = ThreadPoolExecutor(2)
+    yield made
+    made.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def unbroken(pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Future[Outcome]:
+    """What all the tests say of the product as it is."""
+    scratch = tmp_path_factory.mktemp("unbroken")
+    return pool.submit(lambda: run_tests(copy_project(scratch / "copy"), TESTS, scratch))
 
 
 @pytest.fixture(scope="module")
 def broken(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Future[Outcome]]]:
-    """What came of each mutant whose test was asked for; two at a time, most of it is the start of an interpreter."""
+    request: pytest.FixtureRequest, pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, Future[Outcome]]:
+    """What came of each mutant whose test was asked for."""
     items = [item for item in request.session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     asked = [item.callspec.params["mutant"] for item in items if "mutant" in item.callspec.params]
-    pool = ThreadPoolExecutor(2)
-    yield {mutant.name: pool.submit(tried, mutant, tmp_path_factory.mktemp("mutant")) for mutant in asked}
-    pool.shutdown(cancel_futures=True)
+    return {mutant.name: pool.submit(tried, mutant, tmp_path_factory.mktemp("mutant")) for mutant in asked}
 
 
 def tried(mutant: Mutant, scratch: Path) -> Outcome:
@@ -50,6 +53,18 @@ def tried(mutant: Mutant, scratch: Path) -> Outcome:
     project = copy_project(scratch / "copy")
     break_it(project, mutant)
     return run_tests(project, mutant.tests, scratch)
+
+
+def test_the_unbroken_copy_passes_all_that_must_fail_in_a_broken_one(
+    unbroken: Future[Outcome], broken: Mapping[str, Future[Outcome]]
+) -> None:
+    """Otherwise a test that always fails would catch every mutant."""
+    outcome = unbroken.result()
+    assert outcome.code == 0, outcome.text
+    assert outcome.told.foreign == ()
+    assert outcome.told.skipped == ()
+    for test in TESTS:
+        assert any(node.startswith(test) for node in outcome.told.passed), f"{test} ran no test"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
