@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -182,3 +183,27 @@ def test_where_there_is_no_lustre_the_file_system_is_asked(tmp_path: Path, capsy
     assert space.main(tmp_path, 1) == 0
     assert space.main(tmp_path, 1 << 60) == 1
     assert "(df)" in capsys.readouterr().out
+
+
+LFS = """#!/bin/sh
+[ "$1 $2" = "df -i" ] && exit 0
+cat <<'END'
+UUID                     1K-blocks        Used   Available Use% Mounted on
+tegu-OST0000_UUID       100000000    10000000    90000000  10% /lus/tegu[OST:0]
+tegu-OST0001_UUID       100000000    99990000       10000 100% /lus/tegu[OST:1]
+END
+"""
+
+
+def test_a_file_system_that_is_half_empty_is_refused_if_one_of_its_targets_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lfs = tmp_path / "lfs"
+    lfs.write_text(LFS)
+    lfs.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert space.main(tmp_path, 5 << 20) == 0
+    assert space.main(tmp_path, 50 << 20) == 1
+    told = capsys.readouterr()
+    assert "OST 0: 87890 of 97656 MiB free" in told.out
+    assert f"no room for 50 MiB on OST 1 of {tmp_path}" in told.err
