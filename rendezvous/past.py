@@ -1,6 +1,7 @@
-"""A run id whose job is over: a store that outlives its agents may still know it.
+"""A run id whose job is over, or whose agents have all been killed: a store that outlives them may still know it.
 
-A new job must not take it for its own, read there that everything is done, and end well without having done anything.
+A new job must not take it for its own: it would read there that everything is done, and end well without having done
+anything, or that all its hosts are lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["left_over"]
 
 
 def left_over(store: Store, job: JobRecord) -> str:
-    """What a run id is still taken by; empty if its job is not over, or is being ended by agents that live.
+    """What a run id is still taken by; empty if anybody of its job lives, or none of its rounds has begun.
 
     Args:
         store: a connection.
@@ -27,10 +28,17 @@ def left_over(store: Store, job: JobRecord) -> str:
     if not store.durable:
         return ""
     past = replay(store, job, 0.0)
-    if past.phase is not Phase.FINISHED or past.decision is None:
+    over = past.phase is Phase.FINISHED
+    active = [member.id for member in past.roster.members] if past.roster is not None else []
+    if (not active and not over) or _any_alive(store, active):
         return ""
-    known = survey(store)
-    members = list(known.members) if known is not None else []
-    if any(number is not None for number in store.leases(members)):
+    known = survey(store)  # the spares, too, stand in the inbox, which is long
+    if known is not None and _any_alive(store, list(known.members)):
         return ""
-    return f"run id {job.run_id!r} is taken by a job that is over and whose records are kept ({past.decision.reason})"
+    how = "that is over" if over else f"whose agents are all gone (round {past.round} had begun)"
+    why = f": {past.decision.reason}" if past.decision is not None and over else ""
+    return f"run id {job.run_id!r} is taken by a job {how}, and its records are still in the store{why}"
+
+
+def _any_alive(store: Store, members: list[str]) -> bool:
+    return any(number is not None for number in store.leases(members))

@@ -72,7 +72,7 @@ def past() -> Iterator[Past]:
 @pytest.mark.parametrize("action", [Action.FINISH, Action.STOP])
 def test_a_job_under_the_id_of_one_that_is_over_is_refused_and_does_not_end_well_without_a_step(past, action):
     past.ended(action)
-    with pytest.raises(JobMismatch, match=r"job that is over .*how it ended.*; give this job another --rdzv-id"):
+    with pytest.raises(JobMismatch, match=r"job that is over, .*how it ended; give this job another --rdzv-id"):
         past.agent().join()
 
 
@@ -82,7 +82,21 @@ def test_a_spare_that_comes_while_the_others_end_the_job_is_no_new_job(past):
     past.agent()._agree()
 
 
-def test_a_job_that_goes_on_takes_who_comes(past):
+def test_a_job_whose_agents_were_all_killed_is_not_taken_up_and_no_host_of_it_is_called_lost(past):
+    with pytest.raises(JobMismatch, match=r"whose agents are all gone \(round 1 had begun\).*another --rdzv-id"):
+        past.agent().join()
+    assert "coordinator/1" not in past.world.records
+
+
+@pytest.mark.parametrize("alive", [OLD[0], member("spare")])
+def test_a_job_of_which_anybody_lives_takes_who_comes(past, alive):
+    past.store.append(encode(Joined(member("spare"))))
+    past.store.renew(alive.id, 5.0)
+    past.agent()._agree()
+
+
+def test_a_job_that_has_not_begun_takes_who_comes(past):
+    del past.world.records[opening_key(1)]
     past.agent()._agree()
 
 
