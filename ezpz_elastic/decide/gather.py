@@ -48,6 +48,12 @@ _EXCEPTION_LINE = re.compile(
 )
 
 
+_ANY_EXCEPTION = re.compile(
+    r"(?:^|[\s:\]|>)])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,80})(?:\(\w{1,80}\))?(?::[ ]|:?$)(.{0,400})$", re.S
+)
+"""A name of any kind, where a line is known to end a traceback."""
+
+
 class Gathered(msgspec.Struct, frozen=True):
     """All that was said, sorted by what it can be used for.
 
@@ -222,7 +228,7 @@ def _add_log_match(
 def _refine(match: LogMatch, finding: Finding) -> Finding:
     """What the numbers and the words in a line change about what its signature says."""
     if match.signature in _EXCEPTIONS:
-        found = _EXCEPTION_LINE.search(match.text)
+        found = _EXCEPTION_LINE.search(match.text) or _ANY_EXCEPTION.search(match.text)
         if found is None:
             return finding
         error = ErrorRecord(found.group(1), found.group(2), _frame(match.frame))

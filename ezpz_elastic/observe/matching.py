@@ -27,6 +27,11 @@ _MENTION = re.compile(
 )
 """Words before a signature's text that make the line a story about something else."""
 _PROGRESS_BAR = re.compile(r"[^\n]{0,300}?\d/\d{1,12} \[[^\]\n]{0,80}(?:it/s|s/it)[^\]\n]{0,200}\] ?")
+_EXCEPTION = "python.exception"
+_SOME_EXCEPTION = re.compile(
+    r"(?:(?:[A-Za-z_]\w{0,60}\.){1,8}[A-Z]\w{0,80}|[A-Z][a-z]\w{0,60}[A-Z]\w{0,60})(?:\(\w{1,80}\))?(?::[ \n]|:?$)"
+)
+"""What only stands at the end of a traceback: a class with its module, or two capitalised words in one."""
 _LIBRARY_FRAME = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<")
 
 
@@ -48,6 +53,7 @@ class Matcher:
         self._kept: Counter[str] = Counter()
         self._late: dict[str, deque[LogMatch]] = {}
         self._frames: dict[int | None, dict[str, int]] = {}
+        self._end: HitLine | None = None
         self._own_frame: dict[int | None, tuple[int, str]] = {}
         self._latest: dict[str, LogMatch] = {}
         self.ignored: set[int] = set()
@@ -55,6 +61,7 @@ class Matcher:
 
     def take_all(self) -> list[LogMatch]:
         """All matches that are kept, in file order; they are given away."""
+        self._take_end()
         late = [match for kept in self._late.values() for match in kept]
         taken = sorted([*self.matches, *late], key=lambda match: match.line) if late else self.matches
         self.matches, self._late = [], {}
@@ -63,9 +70,12 @@ class Matcher:
     def take(self, line: HitLine) -> None:
         """Read one line that was hit; what it amounts to is kept until ``take_all``."""
         prefix = parse_prefix(line.text)
+        if self._end is not None and self._end.number < line.number:
+            self._take_end()
         if FRAME in line.ids and (found := _FRAME_LINE.search(line.text)):
             self._count(FRAME)
             self._remember_frame(found, line, prefix)
+            self._end = _traceback_end(line, prefix)
             return
         best: tuple[int, Signature, re.Match[str]] | None = None
         for index in line.ids:
@@ -81,6 +91,15 @@ class Matcher:
             self._count(index)
         if best is not None:
             self._add(best[1], best[2].groupdict(), line, prefix)
+            if self._end is not None and self._end.number == line.number:
+                self._end = None
+
+    def _take_end(self) -> None:
+        """A traceback ended with a name that no signature knows: an exception all the same."""
+        line, self._end = self._end, None
+        known = next((item for item in self._library.signatures if item.id == _EXCEPTION), None)
+        if line is not None and known is not None:
+            self._add(known, {}, line, parse_prefix(line.text))
 
     def look_again(self) -> None:
         """A new stretch of the log begins: what was too frequent in the last one is looked at again."""
@@ -178,6 +197,18 @@ class Matcher:
             rank=match.rank if match.rank is not None else rank,
             host=host or place,
         )
+
+
+def _traceback_end(frame: HitLine, prefix: Prefix) -> HitLine | None:
+    """The line that ends the traceback whose last frame this is, if it has an exception's shape; its printer's own."""
+    for offset, text in enumerate(frame.below, 1):
+        own = parse_prefix(text)
+        if (own.rank, own.task, own.reporter) != (prefix.rank, prefix.task, prefix.reporter) or own.rest[:1] in " |^~":
+            continue
+        if _FRAME_LINE.search(text) or _SOME_EXCEPTION.match(own.rest) is None:
+            return None
+        return HitLine(frame.number + offset, text, (), frame.step)
+    return None
 
 
 def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:

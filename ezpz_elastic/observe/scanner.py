@@ -36,6 +36,8 @@ _NEWLINE = 10
 _BEFORE = 8192
 _AFTER = 4096
 _END = 2048
+_BELOW = 5
+"""How many lines below a stack frame are handed over with it: its code, marks under the code, the traceback's end."""
 _PIECES = 64
 """How many pieces of one endless line are reported."""
 
@@ -48,12 +50,14 @@ class HitLine(msgspec.Struct, frozen=True):
         text: clean, at most 8 KiB before and 4 KiB after the first hit.
         ids: indexes into ``library.signatures``, or ``FRAME``.
         step: the last training step shown before it.
+        below: for a stack frame the lines that follow it, clean, at most five.
     """
 
     number: int
     text: str
     ids: tuple[int, ...]
     step: int | None
+    below: tuple[str, ...] = ()
 
 
 class Scanner:
@@ -194,6 +198,10 @@ class Scanner:
                 if not final and len(data) - local < _AFTER:
                     break
                 right = min(len(data), local + _AFTER)
+            following = _following(data, right)
+            frame = hits[taken][1] == FRAME
+            if frame and not final and len(following) < _BELOW and len(data) - right < _AFTER:
+                break
             ids = []
             while taken < len(hits) and hits[taken][0] - self._base <= right:
                 ids.append(hits[taken][1])
@@ -206,7 +214,8 @@ class Scanner:
             within = data[left - 1] not in b"\r\n" if left else self._cut
             self._pieces = self._pieces + 1 if within else 0
             if self._pieces < _PIECES:
-                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self.steps.last))
+                below = tuple(clean(line) for line in following) if frame else ()
+                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self.steps.last, below))
         waiting = hits[taken:]
         keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
         keep = len(data) if final else max(keep, len(data) - _BEFORE - _AFTER)
@@ -224,6 +233,14 @@ def _line_bounds(data: bytes, at: int) -> tuple[int, int | None]:
     left = max(data.rfind(b"\n", floor, at), data.rfind(b"\r", floor, at)) + 1
     ends = [end for end in (data.find(b"\n", at, at + _AFTER), data.find(b"\r", at, at + _AFTER)) if end >= 0]
     return max(left, floor), min(ends) if ends else None
+
+
+def _following(data: bytes, right: int) -> list[bytes]:
+    """The whole lines after the one that ends at ``right``, a few and bounded."""
+    start = right + data[right : right + 2].count(b"\r")
+    if data[start : start + 1] != b"\n":
+        return []
+    return [line[:_END] for line in data[start + 1 : start + _AFTER].split(b"\n")[:-1][:_BELOW]]
 
 
 @lru_cache(maxsize=1)

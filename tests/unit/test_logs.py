@@ -10,6 +10,7 @@ import zstandard
 
 from ezpz_elastic.decide.evidence import LogMatch
 from ezpz_elastic.observe.logs import LogFollower, scan_log, scan_rank_log
+from ezpz_elastic.observe.matching import Matcher
 from ezpz_elastic.observe.scanner import HitLine, Scanner
 from ezpz_elastic.observe.steps import StepTracker
 from ezpz_elastic.observe.text import clean, clock, expand_hosts, parse_prefix
@@ -55,6 +56,27 @@ def test_a_line_split_between_pieces_is_found_with_its_number(size: int) -> None
 def test_nothing_in_a_log_stops_the_scanner(tmp_path: Path, data: bytes) -> None:
     found = scan(tmp_path, data)
     assert [match.host for match in found] == ["x1921c1s1b0n0.hsn.cm.sunspot.alcf.anl.gov"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 3, 50, 4000])
+def test_whatever_ends_a_traceback_is_an_exception_by_its_place(size: int, end: bytes) -> None:
+    lines = [
+        b"[rank9]: Traceback (most recent call last):",
+        b'[rank9]:   File "/home/u/train.py", line 12, in <module>',
+        b"[rank1]: step=4",
+        b"[rank9]:     main()",
+        b"[rank9]:     ^^^^^^",
+        b"[rank9]: mylib.trouble.Gone: nothing is there",
+        b"[rank9]: mylib.trouble.Gone: told by nobody",
+    ]
+    matcher = Matcher(LIBRARY, "log")
+    scanner = Scanner(LIBRARY, matcher.take)
+    data = end.join(lines) + end
+    for start in range(0, len(data), size):
+        scanner.feed(data[start : start + size])
+    scanner.finish()
+    assert [(match.line, match.rank, match.cause.value) for match in matcher.take_all()] == [(6, 9, "user_exception")]
 
 
 def test_a_line_without_an_end_keeps_memory_bounded() -> None:
