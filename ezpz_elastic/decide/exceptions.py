@@ -146,7 +146,8 @@ _MESSAGES: tuple[tuple[re.Pattern[str], Cause, Certainty, str], ...] = tuple(
             "",
         ),
         (
-            r"can't start new thread|dataloader worker \(pid.{0,40} (?:exited unexpectedly|is killed by signal)",
+            r"can't start new thread|process pool was terminated abruptly"
+            r"|dataloader worker \(pid.{0,40} (?:exited unexpectedly|is killed by signal)",
             Cause.WORKER_EXIT,
             Certainty.LIKELY,
             "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +24,7 @@ _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
 _CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi"})
 """Launchers that kill what is left of a job with signal 9 when a rank ended; PALS does not."""
 _TEARDOWN = frozenset({"slurm.teardown", "slurm.step-cancelled"})
+_RAISED = re.compile(r"(?:Error|Exception): ").search
 _RESTARTED_STEPS = 20
 """So many steps after an exit record are those of a restarted worker group."""
 _CAN_BE_HANDLED = frozenset(
@@ -43,7 +45,8 @@ _CAN_BE_HANDLED = frozenset(
 def consequent_exits(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, with an exit made a cascade where its rank had complained of a broken connection before.
 
-    Such a process ended because of a peer; its own exit says nothing new, and its host is only the messenger.
+    Such a process ended because of a peer; its own exit says nothing new, and its host is only the messenger. Neither
+    does an exception that the rank raised on top of such a one, before any further step.
     """
     complaints = [item for item in findings if item.role is Role.CASCADE and item.cause in {Cause.NETWORK, Cause.HANG}]
     if not complaints:
@@ -56,9 +59,19 @@ def consequent_exits(findings: Sequence[Finding]) -> list[Finding]:
             return item.rank in ranks
         return item.host is None or item.host in hosts
 
+    raised = {(item.source, item.rank, item.step): item.order for item in reversed(complaints) if _RAISED(item.text)}
+
+    def wraps(item: Finding) -> bool:
+        first = raised.get((item.source, item.rank, item.step)) if item.rank is not None else None
+        return first is not None and first < item.order
+
     return [
         msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
-        if item.cause is Cause.WORKER_EXIT and item.primary and item.code is not None and follows(item)
+        if item.primary
+        and (
+            (item.cause is Cause.WORKER_EXIT and item.code is not None and follows(item))
+            or (item.cause is Cause.USER_EXCEPTION and not item.kind and wraps(item))
+        )
         else item
         for item in findings
     ]

@@ -198,14 +198,13 @@ class Scanner:
                 if not final and len(data) - local < _AFTER:
                     break
                 right = min(len(data), local + _AFTER)
-            following = _following(data, right)
-            frame = hits[taken][1] == FRAME
-            if frame and not final and len(following) < _BELOW and len(data) - right < _AFTER:
+            ids: list[int] = []
+            while taken + len(ids) < len(hits) and hits[taken + len(ids)][0] - self._base <= right:
+                ids.append(hits[taken + len(ids)][1])
+            following = _following(data, right) if FRAME in ids else []
+            if FRAME in ids and not final and len(following) < _BELOW and len(data) - right < _AFTER:
                 break
-            ids = []
-            while taken < len(hits) and hits[taken][0] - self._base <= right:
-                ids.append(hits[taken][1])
-                taken += 1
+            taken += len(ids)
             number += data.count(b"\n", position, left)
             position = left
             self.steps.see(data, left, seen)
@@ -214,7 +213,7 @@ class Scanner:
             within = data[left - 1] not in b"\r\n" if left else self._cut
             self._pieces = self._pieces + 1 if within else 0
             if self._pieces < _PIECES:
-                below = tuple(clean(line) for line in following) if frame else ()
+                below = tuple(clean(line) for line in following)
                 self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self.steps.last, below))
         waiting = hits[taken:]
         keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
