@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -117,7 +118,8 @@ class WarmServer:
                 env={**os.environ, TAG: tag},
             )
         self.pid = self._process.pid
-        self._send({"modules": list(modules), "tree": self._tree})
+        with contextlib.suppress(ServerGone):  # one that could not even start: ``ready`` tells
+            self._send({"modules": list(modules), "tree": self._tree})
 
     def extend(self, modules: Sequence[str]) -> None:
         """Have a ready server that has no workers import more; ``ready`` tells when it has.
