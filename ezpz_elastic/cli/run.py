@@ -55,14 +55,14 @@ def verbatim(words: list[str]) -> int:
 
 
 def _import_torch() -> None:
-    """Import torch with its C++ warnings off in this process; workers get the environment as it was.
+    """Import torch with what its C++ logs off in this process; workers get the environment as it was.
 
     When the host of the embedded store is lost, torch prints a stack trace for each connection that this cuts. The
     agent says in one line what happened. torch reads the level once, when it is imported.
     """
     if LOG_LEVEL in os.environ:
         return
-    os.environ[LOG_LEVEL] = "ERROR"
+    os.environ[LOG_LEVEL] = "FATAL"
     try:
         import torch  # noqa: F401
     finally:
