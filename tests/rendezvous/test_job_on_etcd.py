@@ -175,7 +175,9 @@ def test_what_a_coordinator_has_decided_is_written_down_although_it_dies_of_it(j
         job.await_step(2)
         first = job.rosters()[0]
         assert first[0] == "127.0.0.2"
-        os.kill(job.workers(int(first[1].rpartition(".")[2]), 1)[0], signal.SIGKILL)  # whichever of the two was first
+        second = int(first[1].rpartition(".")[2])  # whichever of the two was first
+        job.await_true(lambda: job.workers(second, 1), "its worker")
+        os.kill(job.workers(second, 1)[0], signal.SIGKILL)
     assert job.wait(2) == -signal.SIGKILL, "the coordinator was to die"
     assert [job.wait(host) for host in [3, *spare]] == [0] * (1 + len(spare))
     written = [(event["round"], event["action"]) for event in job.events("decision")]
@@ -263,8 +265,8 @@ def test_a_fault_of_the_store_touches_no_worker_and_the_job_goes_on(wide_job, ki
     else:
         job.go(3, script)
         job.await_step(3)
+        job.await_true(lambda: job.workers(2, 1) and job.workers(3, 1), "both hosts' workers")
         workers = job.workers(2, 1) + job.workers(3, 1)
-        assert len(workers) == 2
         at = job.step()
         fault.strike()
         if when == "deciding":
