@@ -169,7 +169,10 @@ class LogFollower:
         return self._last_step if step is None else step
 
     def poll(self) -> tuple[LogMatch, ...]:
-        """The matches in whole lines that were added since the last call; none after ``close``."""
+        """The matches in whole lines that were added since the last call; none after ``close``.
+
+        A stack frame and what follows it wait until five more lines, or ``close``, show how the traceback ends.
+        """
         if self._closed:
             return ()
         try:
