@@ -88,7 +88,7 @@ def _record(
     steps = [int(step) for step in _STEP.findall(log)]
     resumed = _RESUMED.search(log)
     resumed_from = int(resumed[1]) if resumed else None
-    ended, verdict = _one(events, "worker_exited"), _one(events, "verdict")
+    ended, verdict = _one(events, "launcher_exited"), _one(events, "verdict")
     code, signum = _int(ended, "exit_code"), _int(ended, "signal")
     return AttemptRecord(
         attempt=number,

@@ -76,7 +76,7 @@ class RetryLoop:
         console: the descriptor that the job's output is copied to; ``None`` if there is no console.
 
     Raises:
-        UsageError: the run directory cannot be made.
+        UsageError: the run directory cannot be made, or a signature file of the user's cannot be read.
     """
 
     def __init__(self, options: Options, console: int | None = 1) -> None:
@@ -98,6 +98,8 @@ class RetryLoop:
         self._hostfile = options.run_dir / HOSTFILE
         self._before: tuple[str, ...] = ()
         self._console = ConsoleSink(console)
+        # Compiling the signatures takes half a second, which no failure should wait for.
+        self._scanner = threading.Thread(target=partial(warm_up, load_library()), name="ezpz-scanner")
 
     def run(self) -> int:
         """Run to the end.
@@ -105,8 +107,7 @@ class RetryLoop:
         Returns:
             the job's exit code: 0 if it is done, else as the decision says.
         """
-        # Compiling the signatures takes half a second, which no failure should wait for.
-        threading.Thread(target=lambda: warm_up(load_library()), name="ezpz-scanner", daemon=True).start()
+        self._scanner.start()
         process_guard = Guard(self._tag, [])
         began = time.monotonic()
         number = _last_attempt(self._options.run_dir)
@@ -142,6 +143,7 @@ class RetryLoop:
         finally:
             log.close()
         deciding = time.monotonic()
+        self._scanner.join()
         remaining = None if options.deadline is None else options.deadline - time.time()
         facts = Facts(number, ended, self._pool, time.monotonic() - began, remaining, self._durable)
         with log.readable() as path:
@@ -176,13 +178,13 @@ class RetryLoop:
         return {"PYTHONUNBUFFERED": "1", **os.environ, **ours}
 
     def _started(self, number: int, pid: int) -> None:
-        self._journal.write("worker_started", number, pid=pid, command=self._command())
+        self._journal.write("launcher_started", number, pid=pid, command=self._command())
 
     def _tell(self, number: int, eye: StepEye, ended: Ended) -> None:
         """Write down how an attempt ended and how far it came."""
         code = ended.exit_code
         self._journal.write(
-            "worker_exited",
+            "launcher_exited",
             number,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
