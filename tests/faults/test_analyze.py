@@ -97,6 +97,7 @@ def good() -> Run:
         w.step(2, step, second)
     w.decided(2, "finish", "success", "unknown", [], evidence=[])
     w.event(A, 2, "finished", kind="success", rounds=2, exit_code=0)
+    w.event(D, 3, "span", name="standby", seconds=1.0)  # a spare tells of its waiting when it leaves
     w.files["bad_nodes.txt"] = [{"line": f"{B}  lost  attempt=1"}]
     return w.files
 

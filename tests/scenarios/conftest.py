@@ -33,7 +33,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="session")
 def untroubled(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """The same under the agent: what ``no_failure`` compares, and phase A of ``with_failure``."""
+    """The same under the agent."""
     made: dict[object, Path] = {}
 
     def of(mode: Mode) -> Path:

@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-__all__ = ["MODES", "Mode", "Parallel"]
+__all__ = ["MODES", "THREE", "TOPOLOGIES", "Mode", "Parallel"]
 
 
 class Parallel(str, Enum):
@@ -56,3 +56,10 @@ MODES = {
         Mode(2, 2, Parallel.FSDP2_TP),
     )
 }
+"""What the comparing scenarios run on."""
+
+THREE = Mode(3, 1, Parallel.DDP)
+"""What the random faults fall on."""
+
+TOPOLOGIES = {**MODES, THREE.name: THREE}
+"""All that the trainer knows."""

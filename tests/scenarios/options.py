@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from scenarios.modes import MODES
+from scenarios.modes import TOPOLOGIES
 
 __all__ = ["DROPS", "parser"]
 
@@ -17,6 +17,11 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(":"))
 
 
+def _score(text: str) -> tuple[int, Path]:
+    step, _, path = text.partition(":")
+    return int(step), Path(path)
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
@@ -24,14 +29,15 @@ def _words(text: str) -> tuple[str, ...]:
 def parser() -> argparse.ArgumentParser:
     """All options of the trainer."""
     made = argparse.ArgumentParser(prog="scenarios.trainer")
-    made.add_argument("--mode", choices=sorted(MODES), required=True)
+    made.add_argument("--mode", choices=sorted(TOPOLOGIES), required=True)
     made.add_argument("--steps", type=int, required=True, help="the last step")
     made.add_argument("--checkpoints", type=Path, required=True)
     made.add_argument("--save-every", type=int, default=1)
     made.add_argument("--keep-last", type=int, default=99)
     made.add_argument("--dumps", type=Path, help="where each step's tensors and metrics go")
     made.add_argument("--records", action=argparse.BooleanOptionalAction, default=True)
-    made.add_argument("--evaluate", action="store_true", help="ask the held-out problems at the end")
+    made.add_argument("--score", type=_score, metavar="STEP:FILE", help="ask the held-out problems after a step")
+    made.add_argument("--warm-up", type=int, default=8, help="steps in which the learning rate rises")
     made.add_argument("--drop", action="append", default=[], choices=DROPS, help="leave a part out of the checkpoint")
     made.add_argument(
         "--controls",
@@ -53,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--hold", type=_numbers, metavar="STEP:ROUND", help="leave the cue .held and wait there")
     made.add_argument("--cue", type=Path, help="the file by which it tells that it waits")
+    made.add_argument("--faults", type=Path, help="directory where orders to come to harm are looked for")
     made.add_argument("--seed", type=int, default=7)
     made.add_argument("--batch", type=int, default=16)
     made.add_argument("--width", type=int, default=32)

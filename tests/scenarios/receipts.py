@@ -2,67 +2,44 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import msgspec
-import psutil
 from support.cluster import Cluster
 
+from ezpz_elastic.faults.modes import Receipt, inflict
+from ezpz_elastic.faults.receipts import Receipts
+from ezpz_elastic.faults.scene import Targets
 from scenarios.runs import DEADLINE, FIRST_HOST, host_name
 
-__all__ = ["Receipt", "kill_host", "missing"]
+__all__ = ["kill_host", "missing"]
+
+_KIND = "host_loss"
 
 
-class Receipt(msgspec.Struct, frozen=True):
-    """A host that was seen to die.
-
-    Args:
-        host: which.
-        round: the round it fell into.
-        step: the step its workers were at.
-        agent: pid of its agent.
-        workers: pids of its workers.
-        agent_code: what the agent ended with.
-    """
-
-    host: str
-    round: int
-    step: int
-    agent: int
-    workers: tuple[int, ...]
-    agent_code: int
-
-
-def kill_host(cluster: Cluster, index: int, receipt: Path, round_number: int, step: int) -> None:
-    """SIGKILL everything of a host, see every process of it dead, and leave a receipt.
+def kill_host(cluster: Cluster, index: int, directory: Path, round_number: int, step: int) -> None:
+    """SIGKILL a host's agent and its workers, see every one of them dead, and leave a receipt.
 
     Raises:
         AssertionError: a process survived, or there was none to kill.
     """
-    agent = cluster.agents[FIRST_HOST + index]
-    workers = [psutil.Process(pid) for pid in cluster.workers(FIRST_HOST + index, round_number)]
+    agent, host = cluster.agents[FIRST_HOST + index], host_name(index)
+    workers = dict.fromkeys(cluster.workers(FIRST_HOST + index, round_number), "worker")
     assert workers, "the host has no workers to lose"
-    # Its children too: on a host that is gone no warm process is left behind.
-    everything = {agent.pid, *(p.pid for p in workers), *(p.pid for p in psutil.Process(agent.pid).children(True))}
-    for pid in everything:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # one of them took it along
-    code = agent.wait(DEADLINE)
-    _, alive = psutil.wait_procs(workers, DEADLINE)
-    assert not alive, f"still alive: {alive}"
-    pids = tuple(process.pid for process in workers)
-    receipt.write_bytes(msgspec.json.encode(Receipt(host_name(index), round_number, step, agent.pid, pids, code)))
+    about = Receipt(_KIND, 0, None, "injector", attempt=round_number, step=step, host=host)
+    receipt = inflict(_KIND, Targets({agent.pid: "agent", **workers}, host), Receipts(directory), about)
+    assert receipt is not None, "the fault is spent"
+    assert receipt.landed, receipt
+    assert agent.wait(DEADLINE) == -signal.SIGKILL
 
 
-def missing(receipt: Path, index: int) -> list[str]:
-    """Complaints if nobody saw that host die."""
+def missing(directory: Path, index: int, round_number: int, step: int) -> list[str]:
+    """Complaints if it is not exactly that host that somebody saw die, in that round and at that step."""
     try:
-        told = msgspec.json.decode(receipt.read_bytes(), type=Receipt)
-    except (OSError, msgspec.DecodeError) as error:
-        return [f"no receipt of the fault: {error}"]
-    landed = told.host == host_name(index) and told.workers and told.agent_code == -signal.SIGKILL
-    return [] if landed else [f"the fault did not land: {told}"]
+        told = Receipts(directory).read()
+    except msgspec.DecodeError as error:
+        return [f"a receipt cannot be read: {error}"]
+    seen = [(item.mode, item.landed, item.host, item.attempt, item.step) for item in told]
+    wanted = [(_KIND, True, host_name(index), round_number, step)]
+    return [] if seen == wanted else [f"the receipts are {seen} instead of {wanted}"]

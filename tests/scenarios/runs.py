@@ -7,14 +7,25 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from support.cluster import Cluster, free_port
 
 from scenarios.modes import Mode, Parallel
 
-__all__ = ["DEADLINE", "FIRST_HOST", "TESTS", "baseline", "cluster", "host_name", "start", "trainer"]
+__all__ = [
+    "DEADLINE",
+    "FIRST_HOST",
+    "baseline",
+    "cluster",
+    "host_name",
+    "plain",
+    "start",
+    "start_all",
+    "trainer",
+]
 
-TESTS = Path(__file__).parent.parent
+_TESTS = Path(__file__).parent.parent
 
 FIRST_HOST = 2
 """Host ``n`` of a run is ``127.0.0.<FIRST_HOST + n>``."""
@@ -38,27 +49,37 @@ def host_name(index: int) -> str:
     return f"127.0.0.{FIRST_HOST + index}"
 
 
-def trainer(mode: Mode, directory: Path, steps: int, *more: str) -> list[str]:
+def trainer(mode: Mode, directory: Path, steps: int, *more: str, dumps: bool = True) -> list[str]:
     """The command line of a run whose files are in ``directory``."""
+    wanted = [f"--dumps={directory / 'dumps'}"] if dumps else []
     return [
         "-m",
         "scenarios.trainer",
         f"--mode={mode.name}",
         f"--steps={steps}",
         f"--checkpoints={directory / 'checkpoints'}",
-        f"--dumps={directory / 'dumps'}",
+        *wanted,
         *more,
     ]
 
 
 def environment() -> dict[str, str]:
     """What a trainer needs beside what this process has."""
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(_TESTS), os.environ.get("PYTHONPATH"))))
     return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def baseline(mode: Mode, directory: Path, steps: int, *more: str) -> None:
     """Train without a fault and without this project's agent, in one life.
+
+    Raises:
+        RuntimeError: torchrun failed; with the end of what it said.
+    """
+    plain(mode, directory, trainer(mode, directory, steps, *more))
+
+
+def plain(mode: Mode, directory: Path, arguments: Sequence[str]) -> None:
+    """Run something under plain torchrun, all ranks on one host.
 
     Raises:
         RuntimeError: torchrun failed; with the end of what it said.
@@ -70,7 +91,7 @@ def baseline(mode: Mode, directory: Path, steps: int, *more: str) -> None:
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port('127.0.0.1')}",
         f"--nproc-per-node={mode.ranks}",
-        *trainer(mode, directory, steps, *more),
+        *arguments,
     ]
     with log.open("wb") as console:
         ended = subprocess.run(
@@ -128,4 +149,27 @@ def start(
         max_restarts=restarts,
         conf=_conf(mode, conf),
         env=environment(),
+    )
+
+
+def start_all(made: Cluster, mode: Mode, command: Sequence[str], spares: int = 0, **more: Any) -> None:
+    """Start all agents, the spares when the others have their slots: host 0, which serves the store, has slot 0.
+
+    Args:
+        made: the cluster.
+        mode: the topology.
+        command: what torchrun runs.
+        spares: hosts beyond those that the mode needs.
+        more: as for ``start``.
+    """
+    for index in range(mode.hosts):
+        start(made, index, mode, command, **more)
+    if spares:
+        made.await_true(lambda: made.text("active.hostfile"), "the first round is open", DEADLINE)
+    for index in range(mode.hosts, mode.hosts + spares):
+        start(made, index, mode, command, **more)
+    made.await_true(
+        lambda: all(made.text(f"journal/{host_name(index)}.jsonl") for index in range(mode.hosts + spares)),
+        "all hosts are there",
+        DEADLINE,
     )

@@ -8,7 +8,7 @@ from scenarios import no_failure
 from scenarios.conftest import Made
 from scenarios.modes import MODES
 
-DEFAULT = ("ddp_2x2", "fsdp2_tp_2x2")
+DEFAULT = ("fsdp2_tp_2x2",)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ and does the same under both.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import hashlib
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
 from ezpz_elastic import progress
 from ezpz_elastic.checkpoint import CheckpointManager, PerRank
@@ -26,15 +27,13 @@ from ezpz_elastic.checkpoint.facts import tell
 from scenarios import addition, dumps
 from scenarios.dumps import Key, Metric, digest
 from scenarios.gpt import GPT
-from scenarios.modes import MODES, Mode
+from scenarios.modes import TOPOLOGIES, Mode
 from scenarios.options import parser
+from scenarios.orders import Orders, Point
 from scenarios.parallel import Layout, divided, layout_of, whole
 
 _NORM_MEMORY = 0.9
 """How much the running average of gradient norms keeps of itself at each step."""
-
-_WARM_UP = 8
-"""Steps in which the learning rate rises; it falls like the inverse square root afterwards."""
 
 
 class Spans:
@@ -80,10 +79,12 @@ class Training:
             self._watch_activations()
         self.called = divided(self.model, mode.parallel, self.layout)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=options.lr)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _rate)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, functools.partial(_rate, options.warm_up))
         self.stream = torch.Generator().manual_seed(1000 * options.seed + self.rank)
         self.position, self.norm_average, self.step = 0, 0.0, 0
         self.manager = CheckpointManager(options.checkpoints, keep_last=options.keep_last)
+        self.orders = Orders(options.faults, self.rank, self.round)
+        self.finished = False
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -98,6 +99,8 @@ class Training:
             "position": self.position,
             "grad_norm": self.norm_average,
         }
+        if self.options.faults is not None:
+            state["marker"] = PerRank(self.orders.marker())
         return {name: value for name, value in state.items() if name not in self.dropped}
 
     def restore(self) -> None:
@@ -123,6 +126,7 @@ class Training:
         if self.control is not None:
             return
         self.manager.save(self.step, self.state())
+        self.orders.meet(Point.AFTER_SAVE, self.step, self.manager.latest)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -135,13 +139,14 @@ class Training:
         self._activations.clear()
         logits = self.called(problems[:, :-1], rows)[:, addition.PROMPT - 1 :]
         answers = problems[:, addition.PROMPT :]
-        share = functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="sum")
+        share = cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="sum")
         share = share / (size * addition.ANSWER)  # of the mean over the whole batch
         self._meet_fate()
         self.optimizer.zero_grad()
         (share * self.layout.replicas).backward()  # the replicas' gradients are averaged
         gradients = whole((f"grad.{name}", p.grad) for name, p in self.model.named_parameters())
         norm = _norm(gradients)
+        self.orders.meet(Point.AFTER_REDUCE, self.step + 1)
         self._clip(norm)
         rate = self.optimizer.param_groups[0]["lr"]
         self.optimizer.step()
@@ -176,6 +181,7 @@ class Training:
         if self.rank == 0:
             print(f"step={self.step} loss={loss:.4f}", flush=True)
         progress(self.step)
+        self.orders.meet(Point.STEP, self.step)
 
     def _clip(self, norm: float) -> None:
         """Clip to the running average of norms, which is part of the state."""
@@ -186,18 +192,31 @@ class Training:
                 parameter.grad.mul_(self.norm_average / norm)
 
     def _summed(self, share: torch.Tensor) -> float:
-        total = share * self.layout.replicas / dist.get_world_size()  # ranks with the same rows tell the same share
-        dist.all_reduce(total)
-        return float(total)
+        """The whole batch's loss; and rank 0 tells the others whether this was the last step."""
+        mine = share * self.layout.replicas / dist.get_world_size()  # ranks with the same rows tell the same share
+        last = float(self.rank == 0 and self.orders.finish(self.step))
+        total = torch.stack([mine, torch.tensor(last)])
+        work = dist.all_reduce(total, async_op=True)
+        self.orders.meet(Point.IN_REDUCE, self.step)
+        work.wait()
+        self.finished = bool(total[1])
+        return float(total[0])
 
     def _meet_fate(self) -> None:
         """After the forward pass, before any gradient is exchanged: die, or wait for whoever is to kill this host."""
+        self.orders.meet(Point.BEFORE_REDUCE, self.step + 1)
         here = (self.step + 1, self.rank, self.round)
         if here in self.options.kill:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.options.await_death == here:
             self.options.cue.write_text(f"{os.getpid()}\n")
             threading.Event().wait()
+
+    def score(self) -> None:
+        """Ask the held-out problems, if it is time; not for FSDP, where one rank alone cannot."""
+        if self.rank == 0 and self.options.score is not None and self.options.score[0] == self.step:
+            share = addition.exact_match(self.model, addition.held_out())
+            self.options.score[1].write_text(f"{share}\n")
 
     def hold(self) -> None:
         """Wait at the start of a step until the round is ended from outside."""
@@ -238,8 +257,9 @@ class Training:
         return total.hexdigest()
 
 
-def _rate(step: int) -> float:
-    return min((step + 1) / _WARM_UP, (_WARM_UP / (step + 1)) ** 0.5)
+def _rate(warm_up: int, step: int) -> float:
+    """Rises, and then falls like the inverse square root."""
+    return min((step + 1) / warm_up, (warm_up / (step + 1)) ** 0.5)
 
 
 def _norm(gradients: dict[str, torch.Tensor]) -> float:
@@ -248,22 +268,21 @@ def _norm(gradients: dict[str, torch.Tensor]) -> float:
 
 
 def _train(options: argparse.Namespace, spans: Spans) -> None:
-    training = Training(options, MODES[options.mode])
+    training = Training(options, TOPOLOGIES[options.mode])
     spans.end("build")
     training.restore()
     spans.end("load")
     first = True
     # A control goes one step beyond the end, and dies in it.
-    while training.step < options.steps or training.control is not None:
+    while not training.finished and (training.step < options.steps or training.control is not None):
         training.hold()
         training.train()
+        training.score()
         if first:
             first = False
             spans.end("first_step")
-        if training.step % options.save_every == 0 or training.step == options.steps:
+        if training.step % options.save_every == 0 or training.step == options.steps or training.finished:
             training.save()
-    if options.evaluate and training.rank == 0:
-        tell("evaluated", step=training.step, exact_match=addition.exact_match(training.model, addition.held_out()))
     training.manager.close()
 
 

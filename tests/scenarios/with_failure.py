@@ -39,12 +39,9 @@ def run_spared(mode: Mode, directory: Path, phase_a: Path | None = None) -> None
     _resume(mode, directory, phase_a)
     with runs.cluster(directory) as cluster:
         command = _phase_b(mode, directory)
-        for index in range(mode.hosts + 1):
-            runs.start(cluster, index, mode, command)
-        spare = runs.host_name(mode.hosts)
+        runs.start_all(cluster, mode, command, spares=1)
         cluster.await_true((directory / "cue").exists, "the victim is before its all-reduce", runs.DEADLINE)
-        cluster.await_true(lambda: cluster.text(f"journal/{spare}.jsonl"), "the spare stands by", runs.DEADLINE)
-        receipts.kill_host(cluster, mode.hosts - 1, directory / "receipt.json", 1, FATAL)
+        receipts.kill_host(cluster, mode.hosts - 1, directory / "receipts", 1, FATAL)
         for index in [*range(mode.hosts - 1), mode.hosts]:
             assert cluster.wait(runs.FIRST_HOST + index, runs.DEADLINE) == 0
 
@@ -65,7 +62,7 @@ def run_shrunk(mode: Mode, directory: Path, phase_a: Path | None = None) -> None
         for index in range(mode.hosts):
             begin(index=index)
         cluster.await_true((directory / "cue").exists, "the victim is before its all-reduce", runs.DEADLINE)
-        receipts.kill_host(cluster, last, directory / "receipt.json", 1, FATAL)
+        receipts.kill_host(cluster, last, directory / "receipts", 1, FATAL)
         cluster.await_true((directory / "cue.held").exists, "the others have made the step without it", runs.DEADLINE)
         command = str(Path(sys.executable).with_name("ezpz-elastic"))
         readmit = [command, "hosts", str(cluster.run_dir), "readmit", runs.host_name(last)]
@@ -90,7 +87,7 @@ def compare_spared(mode: Mode, baseline: Path, target: Path) -> list[str]:
         *compare.identical(_read(baseline), _read(target), range(FIRST, LAST + 1)),
         *journal.differences(target / "run", expected),
         *journal.resumptions(target / "run", {1: FIRST - 1, 2: FATAL - 1}),
-        *receipts.missing(target / "receipt.json", last),
+        *receipts.missing(target / "receipts", last, 1, FATAL),
         *journal.judged(target / "run"),
         *journal.silent(baseline),
     ]
@@ -118,7 +115,7 @@ def compare_shrunk(mode: Mode, baseline: Path, target: Path) -> list[str]:
         *_worlds(yours, {FIRST: mode.ranks, FATAL: mode.ranks - mode.per_host, LAST: mode.ranks}),
         *journal.differences(target / "run", expected),
         *journal.resumptions(target / "run", {1: FIRST - 1, 2: FATAL - 1, 3: LAST - 1}),
-        *receipts.missing(target / "receipt.json", last),
+        *receipts.missing(target / "receipts", last, 1, FATAL),
         *journal.judged(target / "run"),
         *journal.silent(baseline),
     ]

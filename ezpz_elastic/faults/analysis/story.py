@@ -110,9 +110,11 @@ def told(events: Iterable[Event]) -> Story:
     for event in events:
         if event.name == "host_readmitted":
             readmitted.add((str(event.fields.get("readmitted")), event.round))
-        elif event.round > 0:
-            life = lives.get(event.round, Life(event.round))
-            lives[event.round] = msgspec.structs.replace(life, **_changes(life, event))
+            continue
+        life = lives.get(event.round, Life(event.round))
+        # A host that stands by tells of its waiting under the number of a round that may never come.
+        if changes := _changes(life, event):
+            lives[event.round] = msgspec.structs.replace(life, **changes)
     return Story(tuple(lives[number] for number in sorted(lives)), frozenset(readmitted))
 
 
