@@ -82,7 +82,9 @@ def hang(scene: Scene) -> None:
 def hold_the_gil(scene: Scene) -> None:
     """Goes silent in native code that does not let go of the GIL: no other thread of the process runs either."""
     sys.stdout.flush()
-    ctypes.PyDLL(None).sleep(ctypes.c_uint(int(scene.seconds)))
+    sleep, left = ctypes.PyDLL(None).sleep, int(scene.seconds)
+    while left > 0:  # a signal that somebody handles ends it early
+        left = sleep(ctypes.c_uint(left))
 
 
 def linger(scene: Scene) -> None:

@@ -1,7 +1,7 @@
 """Every fault that a process does to itself, through the real retry loop: seen to be done, answered as the law says.
 
 One job lives through all faults that a job survives, one per attempt and each after a further checkpoint; those that
-end a job have one each. ``tests/faults/test_modes_at_the_agent.py`` has the same faults where agents look on.
+end a job have one each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ezpz_elastic.faults.experiment import Experiment, Result
 from ezpz_elastic.faults.modes import INSIDE, MODES, Where
 from ezpz_elastic.faults.record import AttemptRecord
 
-ELSEWHERE = {"oom"}  # only under a memory limit of its own: tests/faults/test_modes_at_the_agent.py
+ELSEWHERE = {"oom"}  # only under a memory limit of its own: tests/cluster/test_memory.py has that, with agents
 ENDING = [name for name in INSIDE if (answer := MODES[name].offline) is not None and answer.stops]
 SURVIVED = [name for name in INSIDE if name not in {*ENDING, *ELSEWHERE, "slow"}]
 EVERY, APART = 4, 10
