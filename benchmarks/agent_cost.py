@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.02)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended then, too
     scratch = Path(tempfile.mkdtemp(prefix="ezpz-cost-"))
     job = Job(scratch, options.workers, options.pace, options.updates)
     try:

@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--job", choices=["bare", "ddp"], default="ddp")
     parser.add_argument("--lease-ttl", type=float, default=5.0, help="seconds; 5 is the agent's default")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended then, too
     found = [lose(options.job, options.lease_ttl) for _ in range(options.losses)]
     for name, values in zip(("decision", "first step"), zip(*found, strict=True), strict=True):
         ordered = sorted(values)

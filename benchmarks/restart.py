@@ -246,6 +246,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=30.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended then, too
     options.contenders = [name for name in options.contenders if is_there(name, options)]
     rows: dict[tuple[str, int, str], Row] = {
         (job, agents, contender): Row()
