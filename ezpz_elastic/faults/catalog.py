@@ -110,7 +110,7 @@ MODES: dict[str, Mode] = dict(
             "gloo_peer",
             "one rank says that a peer closed the connection",
             blind(Cause.NETWORK),
-            blind(Cause.NETWORK),
+            EXITED,
             console.gloo_peer,
         ),
         _console(
