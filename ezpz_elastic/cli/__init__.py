@@ -86,9 +86,20 @@ def _call(module: object, words: list[str]) -> int:
     except typer.Abort:
         return 130
     except wrong_usage as error:
-        told = error.format_message() if hasattr(error, "format_message") else str(error)
-        raise UsageError(told, hint=f"ezpz-elastic {words[0]} --help") from error
+        raise _told(error, f"ezpz-elastic {words[0]}") from error
     return code if isinstance(code, int) else 0
+
+
+def _told(error: Exception, command: str) -> UsageError:
+    """What the parser of options refuses as one line of ours, with the help of the command it was reading."""
+    context = getattr(error, "ctx", None)
+    told = (error.format_message() if hasattr(error, "format_message") else str(error)).rstrip(".")
+    commands_of_group = getattr(getattr(context, "command", None), "commands", {})
+    return UsageError(
+        told,
+        expected=f"one of {', '.join(commands_of_group)}" if commands_of_group and "command" in told.lower() else "",
+        hint=f"{getattr(context, 'command_path', command).replace('{', '').replace('}', '')} --help",
+    )
 
 
 def _summary(file: Path) -> str:

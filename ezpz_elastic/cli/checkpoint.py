@@ -13,7 +13,6 @@ __all__ = ["app"]
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     help="Look after checkpoint directories; the interval between saves.",
 )
 

@@ -26,7 +26,6 @@ PATIENCE = 30.0
 app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     help="A person's hand on the job's hosts: list them, retire one, readmit one.",
 )
 

@@ -24,7 +24,9 @@ def run(
         list[str] | None,
         typer.Argument(metavar="CMD", help="the launcher and its arguments; {hostfile} and {nhosts} are put in"),
     ] = None,
-    nhosts: Annotated[int, typer.Option("--nhosts", "-nh", help="hosts that hold a slot")] = 0,
+    nhosts: Annotated[
+        int, typer.Option("--nhosts", "-nh", help="hosts that hold a slot; must be given", show_default=False)
+    ] = 0,
     spares: Annotated[
         str, typer.Option("--spares", "--spare-nodes", help="hosts that stand by; auto: all that are left")
     ] = "auto",

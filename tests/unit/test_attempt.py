@@ -97,6 +97,10 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(tmp_path: Path, capsys:
         ["classify", "{log}", "--hostfile", "/nowhere"],
         ["classify", "{log}", "--signatures", "/nowhere"],
         ["nonsense"],
+        ["checkpoint"],
+        ["checkpoint", "nonsense"],
+        ["hosts"],
+        ["hosts", "{log}"],
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -104,6 +108,27 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 ) -> None:
     assert cli(*(word.format(log=death) for word in words)) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["checkpoint"], "Missing command; expected one of ls, verify, prune, repair, interval; hint: ezpz-elastic"),
+        (
+            ["hosts", "runs/job"],
+            "Missing command; expected one of list, retire, readmit; hint: ezpz-elastic hosts --help",
+        ),
+        (["hosts", "runs/job", "retire"], "'HOST'; hint: ezpz-elastic hosts RUN_DIR retire --help"),
+        (["checkpoint", "interval", "--mtbf=1h"], "'--save'; hint: ezpz-elastic checkpoint interval --help"),
+    ],
+)
+def test_a_command_of_a_command_is_told_what_it_lacks_and_where_that_is_explained(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli(*words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
 
 
 def test_classify_prints_the_verdict_and_explains_it(death: Path, capsys: pytest.CaptureFixture[str]) -> None:
