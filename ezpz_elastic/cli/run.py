@@ -112,6 +112,8 @@ def _parser() -> ArgumentParser:
     """torchrun's parser with our defaults; a mistake is an exception instead of a page of usage."""
     from torch.distributed.run import get_args_parser
 
+    from ezpz_elastic.settings import Settings
+
     def refuse(message: str) -> NoReturn:
         raise UsageError(message, hint=_HELP)
 
@@ -121,6 +123,11 @@ def _parser() -> ArgumentParser:
         raise UsageError(f"a PET_… variable in the environment: {error}", expected="0 or 1 for a flag") from error
     parser.prog = "ezpz-elastic run"
     parser.description = "The agent of this host. Takes the arguments of torchrun."
+    parser.epilog = (
+        f"What differs from torchrun: --rdzv-backend is ezpz, --max-restarts is {MAX_RESTARTS} if it is not given, "
+        f"--log-dir is not used (logs are in the run directory). Keys of --rdzv-conf: "
+        f"{', '.join(Settings.__struct_fields__)}; docs/running.md explains them."
+    )
     parser.error = refuse  # type: ignore[method-assign]  # torch builds the parser, so it cannot be a subclass
     parser.add_argument(
         "--warm",

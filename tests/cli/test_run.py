@@ -192,8 +192,9 @@ def test_the_help_tells_of_our_own_flags_beside_torchruns() -> None:
     done = subprocess.run(
         [str(BIN / "ezpz-elastic"), "run", "--help"], capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
-    ours = {"--warm", "--warm-import", "--keep", "--verbose"}
-    assert ours | {"--nproc-per-node"} <= set(done.stdout.replace(",", " ").split())
+    words = set(done.stdout.replace(",", " ").replace(";", " ").split())
+    assert {"--warm", "--warm-import", "--keep", "--verbose", "--nproc-per-node"} <= words
+    assert set(Settings.__struct_fields__) <= words
 
 
 def test_two_hosts_with_torchruns_older_spelling_of_the_endpoint(tmp_path: Path, free_port: int) -> None:
