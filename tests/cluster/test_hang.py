@@ -44,7 +44,7 @@ def test_a_stopped_process_among_four_ranks_is_a_hang_with_that_rank_named(clust
     for host in (2, 3):
         cluster.start(host, [PACE], nproc=2, conf="hang_timeout=3")
     cluster.await_step(10)
-    victim = cluster.workers(3, 1)[1]
+    victim = cluster.worker(3, 1, 1)
     os.kill(victim, signal.SIGSTOP)
     cluster.await_true(lambda: psutil.Process(victim).status() == psutil.STATUS_STOPPED, "that it stops", 5)
     assert_named(cluster, 3)

@@ -20,7 +20,7 @@ def test_three_failures_on_three_hosts_of_five_exceed_a_budget_of_two(cluster: C
         cluster.start(host, [PACE, "--apart"], nnodes="5:5", max_restarts=2, conf="warm=off,lease_ttl=10")
     for number, victim in ((1, 4), (2, 6), (3, 3)):
         cluster.await_true(lambda n=number, v=victim: cluster.workers(v, n), f"round {number}")
-        os.kill(cluster.workers(victim, number)[0], signal.SIGKILL)
+        os.kill(cluster.worker(victim, number), signal.SIGKILL)
     codes = [cluster.wait(host, 90) for host in hosts]
     assert codes == [128 + signal.SIGKILL] * 5
     assert cluster.outcome()["rounds"] == 3

@@ -17,7 +17,7 @@ def test_a_host_that_cannot_start_its_workers_says_why_and_keeps_its_slot(cluste
     in_the_way = cluster.run_dir / "rounds" / "2" / "1"
     in_the_way.parent.mkdir()
     in_the_way.write_text("a file where rank 1's logs should go")
-    os.kill(cluster.workers(2, 1)[0], signal.SIGKILL)
+    os.kill(cluster.worker(2, 1), signal.SIGKILL)
     assert [cluster.wait(2), cluster.wait(3)] == [0, 0]
     assert cluster.rosters() == [["127.0.0.2", "127.0.0.3"]] * 3
     (told,) = cluster.events("agent_failed")

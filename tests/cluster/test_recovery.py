@@ -59,7 +59,7 @@ def test_a_killed_worker_restarts_on_the_same_hosts_and_nobody_is_retired(cluste
     for host in (2, 3):
         cluster.start(host, job)
     cluster.await_step(7)
-    os.kill(cluster.workers(3, 1)[0], signal.SIGKILL)
+    os.kill(cluster.worker(3, 1), signal.SIGKILL)
     assert cluster.wait(2) == 0
     assert cluster.wait(3) == 0
     assert cluster.rosters() == [["127.0.0.2", "127.0.0.3"]] * 2

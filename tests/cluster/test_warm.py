@@ -74,10 +74,10 @@ def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster
     cluster.await_true(
         lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in servers()), "that it is ready"
     )
-    os.kill(cluster.workers(2, 1)[0], signal.SIGKILL)
+    os.kill(cluster.worker(2, 1), signal.SIGKILL)
     cluster.await_step(1, 2)
     if cluster.text("rounds/2/0/stdout.log").startswith("False"):  # it was not ready yet; the next life has it
-        os.kill(cluster.workers(2, 2)[0], signal.SIGKILL)
+        os.kill(cluster.worker(2, 2), signal.SIGKILL)
         cluster.await_step(1, 3)
     last = max(int(path.name) for path in (cluster.run_dir / "rounds").iterdir())
     assert cluster.text(f"rounds/{last}/0/stdout.log").startswith("True False")

@@ -145,7 +145,7 @@ def test_an_outage_while_deciding_delays_the_decision_and_blames_no_host(job):
     for host in (2, 3):
         job.go(host, counting(40))
     job.await_step(3)
-    victim = job.workers(3, 1)[0]
+    victim = job.worker(3, 1)
     job.etcd.signal(0, signal.SIGKILL)
     os.kill(victim, signal.SIGKILL)
     job.await_true(lambda: job.events("worker_exited"), "the agent sees its worker die")
@@ -177,7 +177,7 @@ def test_what_a_coordinator_has_decided_is_written_down_although_it_dies_of_it(j
         assert first[0] == "127.0.0.2"
         second = int(first[1].rpartition(".")[2])  # whichever of the two was first
         job.await_true(lambda: job.workers(second, 1), "its worker")
-        os.kill(job.workers(second, 1)[0], signal.SIGKILL)
+        os.kill(job.worker(second, 1), signal.SIGKILL)
     assert job.wait(2) == -signal.SIGKILL, "the coordinator was to die"
     assert [job.wait(host) for host in [3, *spare]] == [0] * (1 + len(spare))
     written = [(event["round"], event["action"]) for event in job.events("decision")]

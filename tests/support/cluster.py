@@ -130,8 +130,16 @@ class Cluster:
         started = [e for e in self.events("worker_started") if e["round"] == round_number]
         return [int(str(e["pid"])) for e in started if e["host"] == f"127.0.0.{host}"]
 
+    def worker(self, host: int, round_number: int, local_rank: int = 0) -> int:
+        """Pid of one of a host's workers in a round, as soon as it is there."""
+        self.await_true(
+            lambda: len(self.workers(host, round_number)) > local_rank, f"worker {local_rank} of host {host}"
+        )
+        return self.workers(host, round_number)[local_rank]
+
     def kill_host(self, host: int, round_number: int) -> None:
         """Agent and workers at once, and make sure that they died of it."""
+        self.worker(host, round_number)
         victims = [self.agents[host].pid, *self.workers(host, round_number)]
         assert len(victims) > 1, "the host has no workers to lose"
         for pid in victims:
