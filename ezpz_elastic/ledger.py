@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ezpz_elastic.console import takes
-from ezpz_elastic.decide.verdict import Verdict
+from ezpz_elastic.decide.verdict import Verdict, VerdictKind
 from ezpz_elastic.journal import Journal
 from rendezvous.records import Action, Case, Decision, Opening, Retirement, Roster
 
@@ -35,10 +35,12 @@ class RunLedger:
 
     Args:
         journal: this host's journal.
+        unit: what a round is called at the console.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, unit: str = "round") -> None:
         self._journal = journal
+        self._unit = unit
 
     def opened(self, opening: Opening, before: Roster | None) -> None:
         """A round was opened; ``before`` is the last round's roster, whoever opened that."""
@@ -53,8 +55,8 @@ class RunLedger:
         for slot, host in enumerate(hosts):
             if host not in known:
                 self._journal.write("spare_admitted", opening.round, admitted=host, slot=slot)
-                say(f"round {opening.round}: {host} takes slot {slot}")
-        say(f"round {opening.round}: {opening.roster.world_size()} workers on {', '.join(_few(hosts))}")
+                say(f"{self._unit} {opening.round}: {host} takes slot {slot}")
+        say(f"{self._unit} {opening.round}: {opening.roster.world_size()} workers on {', '.join(_few(hosts))}")
 
     def decided(self, case: Case | None, decision: Decision, retired: Sequence[Retirement]) -> None:
         """A round was ended; ``retired`` are the hosts that were out of the job before. No ``case``: whoever decided is
@@ -62,7 +64,8 @@ class RunLedger:
         verdict = msgspec.json.decode(decision.verdict, type=Verdict | None)
         if verdict is not None:
             self._journal.write("verdict", decision.round, **msgspec.to_builtins(verdict))
-            say(f"round {decision.round}: verdict {verdict.kind.value} ({verdict.cause.value}): {verdict.reason}")
+            cause = "" if verdict.kind is VerdictKind.SUCCESS else f" ({verdict.cause.value})"
+            say(f"{self._unit} {decision.round}: verdict {verdict.kind.value}{cause}: {verdict.reason}")
         self._journal.write(
             "decision",
             decision.round,
@@ -77,7 +80,7 @@ class RunLedger:
         )
         for retirement in decision.retired:
             self._retire(decision, retirement)
-        say(f"round {decision.round}: decision {decision.action.value}: {decision.reason}")
+        say(f"{self._unit} {decision.round}: decision {decision.action.value}: {decision.reason}")
         if decision.action is not Action.RESTART:
             self._outcome(decision, [*retired, *decision.retired])
 

@@ -157,7 +157,7 @@ class _Claim:
     """The directory to ourselves for a moment."""
 
     def __init__(self, directory: Path) -> None:
-        self._owner = Owner(directory, environ={}, patience=0.0)
+        self._owner = Owner(directory, environ={}, patience=0.0, advice="wait until that job has ended, or stop it")
         self._trash = Trash(directory)
 
     def __enter__(self) -> Trash:

@@ -84,6 +84,7 @@ class Owner:
         environ: where round and run id come from.
         create: makes an empty file on a storage target that has room.
         patience: seconds to wait for a dying predecessor.
+        advice: what somebody is told to do whose claim is refused.
     """
 
     def __init__(
@@ -93,12 +94,14 @@ class Owner:
         environ: Mapping[str, str] = os.environ,
         create: Create | None = None,
         patience: float = PATIENCE,
+        advice: str = "give this job a directory of its own, or stop the other one",
     ) -> None:
         self._directory = directory
         self._fence = fence
         self._create = create
         self._me = _this_process(environ)
         self._patience = patience
+        self._advice = advice
         self._fd: int | None = None
         self._claimed = False
 
@@ -218,7 +221,7 @@ class Owner:
         return UsageError(
             f"checkpoint directory {self._directory} is being written by another job ({who})",
             expected="one writer per directory",
-            hint="give this job a directory of its own, or stop the other one",
+            hint=self._advice,
         )
 
 

@@ -88,7 +88,7 @@ class RetryLoop:
             self._journal = Journal(options.run_dir, self._host, self._run_id)
         except OSError as error:
             raise UsageError(f"cannot use {options.run_dir}: {error.strerror}", expected="a directory") from error
-        self._ledger = RunLedger(self._journal)
+        self._ledger = RunLedger(self._journal, unit="attempt")
         self._judge = Judge(options.limits, options.machine, options.ranks_per_host, options.tells_steps, self._host)
         self._pool = options.pool
         self._retired: list[Retirement] = []

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from support.builders import decision, member
 
+from ezpz_elastic.decide.verdict import Cause, Verdict, VerdictKind
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import RunLedger
 from rendezvous.records import Action, Case, Decision, Opening, Retirement, Roster
@@ -117,3 +118,13 @@ def test_a_benched_host_has_its_line_and_is_not_retired(ledger, tmp_path):
     ledger.decided(case(1), benched, ())
     assert (tmp_path / "bad_nodes.txt").read_text() == "b  blind  attempt=1\n"
     assert json.loads((tmp_path / "outcome.json").read_text())["hosts_retired"] == []
+
+
+def test_the_console_calls_a_round_what_its_command_calls_it_and_gives_success_no_cause(tmp_path, capsys):
+    ledger = RunLedger(Journal(tmp_path, "a", "run"), unit="attempt")
+    verdict = Verdict(VerdictKind.SUCCESS, Cause.UNKNOWN, "all succeeded")
+    ended = decision(2, Action.FINISH, kind="success")
+    ledger.decided(case(2), msgspec.structs.replace(ended, verdict=msgspec.Raw(msgspec.json.encode(verdict))), ())
+    told = capsys.readouterr().err
+    assert "[ezpz] attempt 2: verdict success: all succeeded\n" in told
+    assert "[ezpz] attempt 2: decision finish" in told

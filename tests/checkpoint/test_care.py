@@ -67,6 +67,7 @@ def test_prune_refuses_while_a_job_writes(directory: Path, capsys: pytest.Captur
     assert run("prune", directory, "--keep-last", 1) == 2
     told = capsys.readouterr().err
     assert "is being written by another job (run alpha" in told
+    assert "hint: wait until that job has ended" in told
     assert told.count("\n") == 1
     assert (directory / "step-1").exists()
     mine.send("end")
