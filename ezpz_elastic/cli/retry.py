@@ -96,7 +96,9 @@ def run(
         pool=Pool.split(hosts, nhosts, _spares(spares)),
         run_dir=run_dir or Path("ezpz-runs") / f"retry-{_run_name()}",
         machine=machine,
-        limits=Limits(max_restarts=max_retries, on_blind=OnBlind(on_blind), flag_named="--max-retries"),
+        limits=Limits(
+            max_restarts=max_retries, on_blind=OnBlind(on_blind), flag_named="--max-retries", hosts_named="--nhosts"
+        ),
         idle_timeout=idle_timeout,
         grace=grace,
         deadline=known_deadline(None if left is None else time.time() + left, os.environ),

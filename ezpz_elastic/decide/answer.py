@@ -131,7 +131,7 @@ def _exhausted(view: View, history: History, leave: _Leave, stay: int) -> Decisi
     have, need = stay + len(view.situation.spares), view.situation.min_hosts
     left = f"{have} host{'s are' if have != 1 else ' is'} left and {need} are needed"
     why = f"{names([host.name for host in leave.hosts])} cannot be replaced, {left}"
-    advice = f"{left}, ask for spares or lower the minimum of --nnodes"
+    advice = f"{left}, ask for spares or lower {view.limits.hosts_named}"
     cause = view.verdict.cause if leave.move is Move.REPLACE else Cause.HOST_LOST
     return _stop(view, history, why, advice, kind=VerdictKind.EXHAUSTED, cause=cause, leave=leave)
 

@@ -11,7 +11,7 @@ from ezpz_elastic.decide.history import Chore, History, Mark, place_of
 from ezpz_elastic.decide.situation import Limits, OnBlind, Situation
 from ezpz_elastic.decide.suspicion import most_suspect
 from ezpz_elastic.decide.verdict import Cause, NamedHost, Provenance, Verdict, VerdictKind
-from ezpz_elastic.decide.wording import ADVICE, DIRECT, LOOK_AT_LOGS
+from ezpz_elastic.decide.wording import ADVICE, DIRECT, LOOK_AT_LOGS, NAMELESS
 
 __all__ = ["Move", "Plan", "View", "culprits", "plan"]
 
@@ -169,14 +169,14 @@ def _blind(view: View) -> Plan:
     if view.verdict.stale:
         return Plan(Move.IN_PLACE, "which blames nobody", chores=sweep)
     if view.limits.on_blind is OnBlind.NEVER:
-        return Plan(Move.IN_PLACE, "nothing says which host, and guessing is off", chores=sweep)
+        return Plan(Move.IN_PLACE, f"{NAMELESS}, and guessing is off", chores=sweep)
     if view.limits.on_blind is OnBlind.SUSPECT and view.history.blind == 0:
-        return Plan(Move.IN_PLACE, "nothing says which host", chores=sweep)
+        return Plan(Move.IN_PLACE, NAMELESS, chores=sweep)
     pick = most_suspect(view.history, view.situation.hosts)
     if pick is None or view.situation.lost:
         return Plan(Move.IN_PLACE, "the hosts that are gone may explain it", chores=sweep)
     hinted = any(item.host == pick for item in view.history.suspicion)
-    why = f"nothing says which host, {pick} is {'the most suspect' if hinted else 'as suspect as any other'}"
+    why = f"{NAMELESS}, {pick} is {'the most suspect' if hinted else 'as suspect as any other'}"
     return Plan(Move.ROTATE, why, (NamedHost(pick, Provenance.BLIND),), chores=sweep)
 
 

@@ -46,7 +46,7 @@ def from_scheduler(case: Gathered, exit_code: int | None, context: Context) -> O
         return _fact(VerdictKind.WALLTIME, f"killed with {max(case.remaining, 0):.0f} s left of the allocation")
     if case.signalled:
         first = case.signalled[0]
-        return _fact(VerdictKind.INTERRUPTED, f"the agent on {first.host} was told to stop by signal {first.signal}")
+        return _fact(VerdictKind.INTERRUPTED, f"told to stop on {first.host} by signal {first.signal}")
     return None
 
 

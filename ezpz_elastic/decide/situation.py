@@ -72,6 +72,7 @@ class Limits(msgspec.Struct, frozen=True):
         suspicion_half_life: seconds in which old suspicion loses half its weight. The law says "decayed" without a
             number; the window is its only measure of how long a hint stays fresh.
         flag_named: how the budget's flag is called in messages.
+        hosts_named: how the number of hosts that are needed is called there.
     """
 
     max_restarts: int = 3
@@ -82,3 +83,4 @@ class Limits(msgspec.Struct, frozen=True):
     max_storage_wait: float = 1800.0
     suspicion_half_life: float = 600.0
     flag_named: str = "--max-restarts"
+    hosts_named: str = "the minimum of --nnodes"

@@ -9,8 +9,20 @@ from ezpz_elastic.decide.situation import Situation
 from ezpz_elastic.decide.verdict import Cause, Verdict, VerdictKind
 from rendezvous.records import Action, Decision
 
-__all__ = ["ADVICE", "DIRECT", "LOOK_AT_LOGS", "chores", "departure", "names", "one_line", "sentence", "stop_line"]
+__all__ = [
+    "ADVICE",
+    "DIRECT",
+    "LOOK_AT_LOGS",
+    "NAMELESS",
+    "chores",
+    "departure",
+    "names",
+    "one_line",
+    "sentence",
+    "stop_line",
+]
 
+NAMELESS = "nothing says which host"
 LOOK_AT_LOGS = "look at the first error in the workers' logs"
 
 ADVICE: dict[Cause, str] = {
@@ -20,7 +32,7 @@ ADVICE: dict[Cause, str] = {
     Cause.OOM_HOST: "use less memory per host",
     Cause.OOM_DEVICE: "use less device memory, e.g. a smaller batch",
     Cause.NETWORK: "have the links of these hosts looked at",
-    Cause.HANG: "look at the stacks in the run directory",
+    Cause.HANG: "look at what the ranks did last, in their logs and where agents ran in rounds/*/*/stacks.txt",
     Cause.STORAGE: "look at the file system per OST and at the quota",
     Cause.QUOTA: "free space, raise the quota or give write permission",
     Cause.SHM_FULL: "give the job a larger /dev/shm or use fewer loader workers",
@@ -77,6 +89,8 @@ def chores(decision: Decision) -> tuple[Chore, ...]:
 
 def sentence(what: str, why: str, deed: str) -> str:
     """What happened, why it is treated as it is, and what is done, as one sentence on one line."""
+    if why.startswith(NAMELESS):
+        what = what.removesuffix("; nothing tells which host")  # once is enough
     head = ", ".join(part.rstrip(". ") for part in (what[: _REASON_LIMIT // 2], why) if part)
     return one_line(f"{head}: {deed}" if head else deed)[:_REASON_LIMIT]
 

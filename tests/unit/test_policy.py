@@ -59,6 +59,18 @@ def test_the_flag_is_called_as_the_command_calls_it() -> None:
     assert "--max-retries=0" in decision.reason
 
 
+def test_the_number_of_hosts_is_called_as_the_command_calls_it() -> None:
+    gone = Verdict(VerdictKind.BAD_NODE_KNOWN, Cause.HOST_LOST, "x", hosts=(NamedHost("a", Provenance.SCRAPED),))
+    here = situation(hosts=("a", "b"), spares=(), min_hosts=2, max_hosts=2)
+    assert "lower --nhosts)" in stop_line(decide(gone, History(), here, Limits(hosts_named="--nhosts")))
+
+
+def test_that_no_host_is_known_is_said_once() -> None:
+    blind = Verdict(VerdictKind.BAD_NODE_BLIND, Cause.HANG, "hang: silent; nothing tells which host")
+    decision = decide(blind, History(), situation(), Limits())
+    assert decision.reason.startswith("hang: silent, nothing says which host")
+
+
 def test_an_exit_code_told_as_a_negative_signal_is_told_as_a_shell_would() -> None:
     decision = decide(
         Verdict(RETRYABLE, Cause.UNKNOWN, "x"), History(), situation(exit_code=-9), Limits(max_restarts=0)
