@@ -229,6 +229,7 @@ class EtcdClient:
             endpoint.close()
             raise
         made.metadata = (*(made.metadata or ()), _LEADER_REQUIRED)
+        made.call_credentials = None  # the token is in the metadata; gRPC sends credentials over TLS only
         with self._changed:
             usable = not self._closed and not self._forking
             if usable and self._client is None:
@@ -254,6 +255,8 @@ class EtcdClient:
         if mine:
             _close(client)
         if any(word in (details or "") for word in _FINAL.get(code, ())):
+            if self._login is None and "user name is empty" in words:
+                words += "; it wants a login: EZPZ_ETCD_USER and EZPZ_ETCD_PASSWORD"
             return StoreRefused(words)
         return StoreUnavailable(words)
 

@@ -256,6 +256,26 @@ def test_a_run_over_tls_with_a_login_survives_a_member(guarded):
     guarded.await_ready()
 
 
+def test_a_login_is_taken_in_the_clear_too_and_its_want_is_told(tmp_path):
+    """gRPC sends no credentials of its own over such a channel: the token has to go another way."""
+    plain = Etcd(tmp_path)
+    try:
+        plain.add_users()
+        store = plain.store("plain")
+        waiter = Waiter(store.connect(), "late")
+        store.renew("agent", 4.0)
+        assert store.create("late", b"v") == b"v"
+        until(lambda: waiter.value == b"v", "the watch has the login too")
+        store.end("agent", over=True)
+        store.close()
+        nobody = EtcdStore(EtcdClient(plain.endpoints), "plain")
+        with pytest.raises(StoreRefused, match="EZPZ_ETCD_USER and EZPZ_ETCD_PASSWORD"):
+            nobody.get("k")
+        nobody.close()
+    finally:
+        plain.close()
+
+
 def test_a_wrong_password_is_refused_for_good_and_stands_in_no_error(guarded):
     tls = guarded.credentials.load()
     word = "not-the-password"
