@@ -38,7 +38,8 @@ class StoreFile(msgspec.Struct, frozen=True):
 def remember(directory: Path, endpoint: str, run_id: str, settings: Settings) -> None:
     """Write down where the store is. Every agent does so, with the same words."""
     paths = (settings.etcd_ca, settings.etcd_cert, settings.etcd_key)
-    content = StoreFile(endpoint, run_id, settings.store, *paths)
+    store = "etcd" if "://" in endpoint else settings.store  # no other store has an endpoint of that form
+    content = StoreFile(endpoint, run_id, store, *paths)
     temporary = directory / f".{NAME}.{uuid.uuid4().hex}"  # several hosts may share the directory
     temporary.write_bytes(msgspec.json.encode(content) + b"\n")
     temporary.replace(directory / NAME)

@@ -80,7 +80,9 @@ def test_outside_of_an_elastic_run_there_is_no_fence(environ):
 
 def test_no_worker_has_a_password_so_an_etcd_with_logins_gives_no_fence(tmp_path):
     remember(tmp_path, "etcd://127.0.0.1:1", "run", Settings())
-    assert "assword" not in (tmp_path / "store.json").read_text()
+    written = (tmp_path / "store.json").read_text()
+    assert "assword" not in written
+    assert '"store":"etcd"' in written, "whoever reads the file is told which store it is"
     environ = {"EZPZ_RUN_DIR": str(tmp_path), "EZPZ_ROUND": "1", "EZPZ_ETCD_USER": "u"}
     assert round_fence(environ) is None
 
