@@ -1,8 +1,9 @@
 """Notices that training has stopped although all workers live, looks at every rank of the job, and says who is behind.
 
 One thread per round. Whoever notices first says so in the store; the other agents, whose workers wait too, see it as
-soon as half of their own limit is over. Each writes down where its ranks stand, and each compares all of them, so that
-all agents report the same and nothing is stopped before every rank has been looked at.
+soon as half of their own limit is over. Each writes down where its ranks stand, and then, when all have been looked at,
+how far they have come by now: a job that has gone on meanwhile has nobody who is behind. Each compares all of them, so
+that all agents report the same and nothing is stopped before every rank has been looked at.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import Worker
@@ -18,7 +20,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from ezpz_elastic.decide.evidence import IdleTimeout
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.observe.exits import last_step
-from ezpz_elastic.observe.hang import Standing, StepClock, behind
+from ezpz_elastic.observe.hang import Standing, StepClock, to_blame
 from ezpz_elastic.observe.stacks import look
 from ezpz_elastic.round_logs import WorkerFiles
 from rendezvous.handler import Seat
@@ -32,7 +34,9 @@ LOOK = 1.0
 """Seconds between two looks at the step counters; a short limit is looked at five times in its course."""
 
 PATIENCE = 8.0
-"""Seconds to wait for the other agents' ranks: one look at a process by py-spy, and some."""
+"""Seconds to wait for the other agents' ranks, and again for their steps: one look at a process by py-spy, and some."""
+
+Told = TypeVar("Told")
 
 
 class Ranks:
@@ -62,6 +66,10 @@ class Ranks:
     def step(self) -> int | None:
         """The furthest step of any of them."""
         return max((step for files in self._files.values() if (step := last_step(files)) is not None), default=None)
+
+    def steps(self) -> dict[int, int | None]:
+        """Each rank's last step, now."""
+        return {worker.global_rank: last_step(self._files[worker.local_rank]) for worker in self._workers}
 
     def look(self) -> list[Standing]:
         """Write every rank's stacks into the run directory, once in a round; where they stand."""
@@ -137,27 +145,29 @@ class StallWatch(threading.Thread):
             return
 
     def _conclude(self, waiting: float) -> None:
-        mine = self._ranks.look()
-        self._store.create(self._key(f"stall/{self._seat.slot}"), msgspec.json.encode(mine))
-        everybody = self._everybody()
-        last = behind(everybody)
+        looks = self._exchange("stall", self._ranks.look(), list[Standing])
+        everybody = [item for slot in sorted(looks) for item in looks[slot]]
+        later = self._exchange("stalled", self._ranks.steps(), dict[int, int | None])
+        steps = {rank: step for told in later.values() for rank, step in told.items()}
+        last = to_blame(everybody, steps, self._seat.roster.world_size())
         if self._stopping.is_set():
             return
         self.found = IdleTimeout(round(waiting, 3), tuple((item.rank, item.host) for item in last))
         self._wake()
 
-    def _everybody(self) -> list[Standing]:
-        """All ranks that are told of in time, in order."""
-        found: dict[int, list[Standing]] = {}
+    def _exchange(self, name: str, mine: Told, kind: type[Told]) -> dict[int, Told]:
+        """Say something of one's own ranks and hear the same of all others, by slot, as far as it is told in time."""
+        self._store.create(self._key(f"{name}/{self._seat.slot}"), msgspec.json.encode(mine))
+        found: dict[int, Told] = {}
         slots = range(len(self._seat.roster.members))
         deadline = time.monotonic() + PATIENCE
         while len(found) < len(slots) and not self._stopping.is_set() and time.monotonic() < deadline:
             slot = next(slot for slot in slots if slot not in found)
-            data = self._store.wait(self._key(f"stall/{slot}"), deadline - time.monotonic())
+            data = self._store.wait(self._key(f"{name}/{slot}"), deadline - time.monotonic())
             if data is None:
                 break
-            found[slot] = msgspec.json.decode(data, type=list[Standing])
-        return [item for slot in sorted(found) for item in found[slot]]
+            found[slot] = msgspec.json.decode(data, type=kind)
+        return found
 
     def _key(self, name: str) -> str:
         return f"round/{self._seat.roster.round}/{name}"

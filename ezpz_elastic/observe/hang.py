@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from ezpz_elastic.observe.stacks import Place
 
-__all__ = ["LEAST", "Standing", "StepClock", "behind"]
+__all__ = ["LEAST", "Standing", "StepClock", "behind", "to_blame"]
 
 LEAST = 60.0
 """Seconds: no learned limit is shorter."""
@@ -89,11 +89,32 @@ class StepClock:
         return now - self._since
 
 
+def to_blame(standings: Sequence[Standing], later: Mapping[int, int | None], ranks: int) -> list[Standing]:
+    """The ranks that hold up all others, where the standings are of one moment.
+
+    Ranks are not looked at at the same time, so a job that goes on meanwhile seems to have ranks that are behind: those
+    that were looked at first. A step that is the same after the last look as it was at its own rank's look was the
+    same at any moment in between.
+
+    Args:
+        standings: of every rank that could be asked.
+        later: rank -> its step, read when all standings were known.
+        ranks: how many there are in the round. If some are not told of, only a process that is stopped is to blame:
+            nobody can be behind ranks of which nothing is known.
+    """
+    if any(later.get(item.rank, item.step) != item.step for item in standings):
+        return []
+    found = behind(standings)
+    whole = len(standings) == ranks and all(item.rank in later for item in standings)
+    return found if whole else [item for item in found if item.state in _STOPPED]
+
+
 def behind(standings: Sequence[Standing]) -> list[Standing]:
     """The ranks that hold up all others, most certain first; empty if nothing sets any apart.
 
     In this order: processes that are stopped or in uninterruptible sleep, ranks with a lower step than others, ranks
-    outside communication while all others are inside.
+    outside communication while all others are inside. The last two are never more than half of all: what most ranks
+    do is what waiting looks like in this program.
 
     Args:
         standings: of every rank that could be asked.
@@ -101,10 +122,12 @@ def behind(standings: Sequence[Standing]) -> list[Standing]:
     stopped = [item for item in standings if item.state in _STOPPED]
     if stopped:
         return stopped if len(stopped) < len(standings) else []
+    most = len(standings) // 2
     steps = [item.step for item in standings]
     known = [step for step in steps if step is not None]
     if len(known) == len(steps) and known and min(known) < max(known):
-        return [item for item in standings if item.step == min(known)]
+        last = [item for item in standings if item.step == min(known)]
+        return last if len(last) <= most else []
     outside = [item for item in standings if item.place is Place.ELSEWHERE]
     inside = [item for item in standings if item.place is Place.COLLECTIVE]
-    return outside if inside and len(outside) + len(inside) == len(standings) else []
+    return outside if len(outside) <= most and len(outside) + len(inside) == len(standings) else []

@@ -35,6 +35,9 @@ _INNERMOST = 8
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/futures", "torch/nn/parallel/")
 """Directories of Python frames in which a rank waits for its peers; a backward pass waits for DDP's reductions."""
 
+_WORKING = ("torch/distributed/checkpoint/", "torch/nn/modules/")
+"""The same for frames that end such a wait: a checkpoint's files, and the model inside DDP's or FSDP's forward pass."""
+
 
 class Place(str, Enum):
     """Where a rank stands, as far as its main thread's Python frames tell."""
@@ -74,12 +77,19 @@ def look(pid: int, answer: Path) -> Stacks:
     python = "" if state in {"", "T", "t", "D"} else _by_signal(pid, answer)
     spied = _by_spy(pid)
     frames = _main_thread(spied) or _main_thread_by_signal(python)
-    place = Place.UNKNOWN
-    if frames:
-        waits = any(part in frame for frame in frames[:_INNERMOST] for part in _WAITING)
-        place = Place.COLLECTIVE if waits else Place.ELSEWHERE
+    place = _place(frames)
     text = "\n".join(part for part in (f"process {pid}, state {state}", spied or python, _kernel(pid)) if part)
     return Stacks(place, frames[0] if frames else "", state, text + "\n")
+
+
+def _place(frames: list[str]) -> Place:
+    """What the frames, innermost first, say of a rank: the first that tells anything decides."""
+    for frame in frames[:_INNERMOST]:
+        if any(part in frame for part in _WORKING):
+            return Place.ELSEWHERE
+        if any(part in frame for part in _WAITING):
+            return Place.COLLECTIVE
+    return Place.ELSEWHERE if frames else Place.UNKNOWN
 
 
 def process_state(pid: int) -> str:

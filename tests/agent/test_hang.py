@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ezpz_elastic.observe import progress, stacks
-from ezpz_elastic.observe.hang import LEAST, Standing, StepClock, behind
+from ezpz_elastic.observe.hang import LEAST, Standing, StepClock, behind, to_blame
 from ezpz_elastic.observe.stacks import Place, look
 
 INF = float("inf")
@@ -85,10 +85,52 @@ def rank(number: int, step: int | None = 5, state: str = "S", place: Place = Pla
         ([rank(0), rank(1, place=Place.ELSEWHERE), rank(2)], [1]),
         ([rank(0), rank(1, place=Place.ELSEWHERE), rank(2, place=Place.UNKNOWN)], []),
         ([rank(0, place=Place.ELSEWHERE), rank(1, place=Place.ELSEWHERE)], []),
+        ([rank(0), rank(1, place=Place.ELSEWHERE)], [1]),
+        # What most ranks do is how this program waits: for a device, or in a call that Python frames do not show.
+        ([rank(0), rank(1, place=Place.ELSEWHERE), rank(2, place=Place.ELSEWHERE)], []),
+        ([rank(0, step=6), rank(1), rank(2)], []),
     ],
 )
 def test_who_is_behind(standings, expected):
     assert [item.rank for item in behind(standings)] == expected
+
+
+def test_who_was_looked_at_first_is_not_behind_a_job_that_goes_on():
+    """Our own signal may end the sleep that a rank was stuck in; it is looked at after it has made further steps."""
+    looks = [rank(0, step=126), rank(1, step=132)]
+    assert behind(looks) == [looks[0]], "so it looks"
+    assert to_blame(looks, {0: 132, 1: 132}, 2) == []
+    assert to_blame(looks, {0: 126, 1: 133}, 2) == []
+    assert to_blame(looks, {0: 126, 1: 132}, 2) == [looks[0]], "it still stands there, and the other is ahead"
+
+
+def test_nobody_is_behind_ranks_of_which_nothing_is_known():
+    looks = [rank(0), rank(1, place=Place.ELSEWHERE)]
+    assert to_blame(looks, {0: 5, 1: 5}, 2) == [looks[1]]
+    assert to_blame(looks, {0: 5, 1: 5}, 3) == [], "one rank's agent has not told"
+    assert to_blame(looks, {0: 5}, 2) == [], "nobody knows whether rank 1 has gone on"
+    stopped = [rank(0), rank(1, state="T")]
+    assert to_blame(stopped, {0: 5}, 3) == [stopped[1]], "a stopped process is what it is"
+
+
+@pytest.mark.parametrize(
+    ("frames", "place"),
+    [
+        ([], Place.UNKNOWN),
+        (["load (train.py:3)", "<module> (train.py:9)"], Place.ELSEWHERE),
+        (["all_reduce (torch/distributed/distributed_c10d.py:3)", "step (train.py:9)"], Place.COLLECTIVE),
+        (["__call__ (torch/_ops.py:1)", "f (torch/distributed/_functional_collectives.py:7)"], Place.COLLECTIVE),
+        (["_engine_run_backward (torch/autograd/graph.py:8)", "step (train.py:9)"], Place.COLLECTIVE),
+        # The model's own code is stuck, inside DDP's forward pass.
+        (["forward (model.py:3)", "_call_impl (torch/nn/modules/module.py:1)", "f (torch/nn/parallel/ddp.py:2)"],
+         Place.ELSEWHERE),
+        (["write (torch/distributed/checkpoint/filesystem.py:2)", "save (train.py:9)"], Place.ELSEWHERE),
+        (["gather (torch/distributed/distributed_c10d.py:3)", "f (torch/distributed/checkpoint/utils.py:2)"],
+         Place.COLLECTIVE),
+    ],
+)  # fmt: skip
+def test_where_a_rank_stands_is_what_its_innermost_telling_frame_says(frames, place):
+    assert stacks._place(frames) is place
 
 
 SCRIPT = """
