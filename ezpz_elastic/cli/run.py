@@ -174,6 +174,8 @@ def _check(arguments: Namespace) -> None:
             raise UsageError(f"no program {script!r}", expected="a program in PATH, or a path to one")
     elif not Path(script).exists():
         raise UsageError(f"no script {script!r} in {Path.cwd()}", expected="a Python file", hint=_HELP)
+    elif Path(script).is_dir() and not (Path(script) / "__main__.py").exists():
+        raise UsageError(f"{script} is a directory without a __main__.py", expected="a Python file", hint=_HELP)
 
 
 def _at_least(option: str, value: object, least: int) -> None:

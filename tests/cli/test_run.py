@@ -68,6 +68,7 @@ def refused(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--nnodes=2", "--rdzv-endpoint=127.0.0.1:29500", "train.py"], "--rdzv-id"),
         (["--nnodes=2", "--rdzv-id=a", "--rdzv-endpoint=127.0.0.1:port", "train.py"], "--rdzv-endpoint"),
         (["missing.py"], "missing.py"),
+        (["."], "without a __main__.py"),
         (["--no-python", "no-such-program-anywhere"], "no-such-program-anywhere"),
         (["--no-python", "-m", "train"], "no-python"),
         (["--warm=maybe", "train.py"], "--warm"),
