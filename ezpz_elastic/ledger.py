@@ -56,7 +56,8 @@ class RunLedger:
             if host not in known:
                 self._journal.write("spare_admitted", opening.round, admitted=host, slot=slot)
                 say(f"{self._unit} {opening.round}: {host} takes slot {slot}")
-        say(f"{self._unit} {opening.round}: {opening.roster.world_size()} workers on {', '.join(_few(hosts))}")
+        count = opening.roster.world_size()
+        say(f"{self._unit} {opening.round}: {count} worker{'s' if count != 1 else ''} on {', '.join(_few(hosts))}")
 
     def decided(self, case: Case | None, decision: Decision, retired: Sequence[Retirement]) -> None:
         """A round was ended; ``retired`` are the hosts that were out of the job before. No ``case``: whoever decided is

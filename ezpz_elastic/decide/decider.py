@@ -86,7 +86,8 @@ class _Told:
         """What happened. Success is success only if every host of the round says so."""
         outcomes = [self._outcomes.get(member_id) for member_id in self._members]
         if outcomes and all(outcome is Outcome.SUCCEEDED for outcome in outcomes):
-            return Verdict(VerdictKind.SUCCESS, Cause.UNKNOWN, f"the workers of all {len(outcomes)} hosts succeeded")
+            whose = f"all {len(outcomes)} hosts" if len(outcomes) != 1 else "the only host"
+            return Verdict(VerdictKind.SUCCESS, Cause.UNKNOWN, f"the workers of {whose} succeeded")
         verdict = classify(self._evidence, self._context(key, machine_note))
         if Outcome.INTERRUPTED in outcomes and verdict.kind not in _TOLD_TO_STOP:
             host = next(m.host for m in self._roster.members if self._outcomes.get(m.id) is Outcome.INTERRUPTED)
