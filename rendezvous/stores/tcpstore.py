@@ -44,8 +44,9 @@ DOOR_PAUSE = 0.1
 GREETING_TIMEOUT = 2.0
 """Seconds the endpoint may take to say that the store is there."""
 
-POLL = (0.002, 0.05)
-"""Seconds between two looks of a waiting client: from the first down to the last, doubling."""
+POLL = (0.002, 0.1)
+"""Seconds between two looks of a waiting client: the first, and what it doubles to while nothing happens. A look wakes
+two threads here and one at the server, and an agent has two waiting clients while its workers train."""
 
 LOOKS = 10_000
 """Looks a second that all waiting agents together may put on the server: about a quarter of one core there."""
@@ -205,7 +206,7 @@ class TcpStore:
         self._bell = threading.Event()
         self._met = False
         self._hole: tuple[int, float] | None = None
-        self._longest_pause = POLL[1]
+        self._pause, self._longest_pause = POLL
 
     def connect(self) -> TcpStore:
         """Another connection to the same store."""
@@ -215,6 +216,7 @@ class TcpStore:
 
     def create(self, key: str, value: bytes) -> bytes:
         """Write ``value`` unless ``key`` exists; the value that is there now."""
+        self._pause = POLL[0]  # whoever has just written something waits for what others make of it
         return self._do(lambda client: bytes(client.compare_set(self._key(key), "", value.decode())))
 
     def get(self, key: str) -> bytes | None:
@@ -230,6 +232,7 @@ class TcpStore:
                 if bytes(client.compare_set(self._message(number), "", value.decode())) == value:
                     return
 
+        self._pause = POLL[0]
         self._do(write)
 
     def read(self, cursor: int, timeout: float) -> tuple[list[Mail], int]:
@@ -237,6 +240,7 @@ class TcpStore:
         for _ in self._polls(timeout):
             messages, cursor = self._do(partial(self._since, cursor))
             if messages:
+                self._pause = POLL[0]
                 return messages, cursor
         return [], cursor
 
@@ -264,6 +268,7 @@ class TcpStore:
         for _ in self._polls(timeout):
             value = self.get(key)
             if value is not None:
+                self._pause = POLL[0]
                 return value
         return None
 
@@ -321,18 +326,20 @@ class TcpStore:
         return bytes(client.compare_set(self._message(number), "", _VOID.decode())) == _VOID
 
     def _polls(self, timeout: float) -> Iterator[None]:
-        deadline, pause = time.monotonic() + timeout, POLL[0]
+        """When to look; the pause is the connection's, so that a wait that is begun again goes on as it was."""
+        deadline = time.monotonic() + timeout
         while True:
             yield
             left = deadline - time.monotonic()
             if left <= 0:
                 return
-            if self._bell.wait(min(pause, left)):
+            if self._bell.wait(min(self._pause, left)):
                 self._bell.clear()
+                self._pause = POLL[0]
                 if self._closed:
                     raise StoreUnavailable("this connection is closed")
                 return
-            pause = min(pause * 2, self._longest_pause)
+            self._pause = min(self._pause * 2, self._longest_pause)
 
     def _do(self, operation: Callable[[Any], _T]) -> _T:
         if self._closed:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from support.cluster import free_port
@@ -91,6 +92,69 @@ def test_a_slow_name_service_may_delay_the_first_contact_and_nothing_after_it(se
     assert allowed == [module.OPEN_TIMEOUT]
     assert module.OPEN_TIMEOUT >= 3 * 5  # a resolver's own patience, three times over
     assert store._client.timeout == timedelta(seconds=module.OP_TIMEOUT)
+
+
+class Bell:
+    """Rings never, or once; every wait takes as long as it was asked to, on a clock of its own."""
+
+    def __init__(self):
+        self.now, self.pauses, self.rings = 0.0, [], False
+
+    def wait(self, pause):
+        self.now += pause
+        self.pauses.append(pause)
+        return self.rings
+
+    def clear(self):
+        self.rings = False
+
+    def pauses_of(self, wait):
+        self.pauses.clear()
+        wait()
+        return list(self.pauses)
+
+
+@pytest.fixture
+def bell(store, monkeypatch):
+    assert store.get("k") is None  # connected
+    store._bell = made = Bell()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+first, longest = module.POLL
+
+
+def test_a_wait_that_is_begun_again_goes_on_with_the_long_pause_it_had_come_to(store, bell):
+    pauses = bell.pauses_of(lambda: store.read(0, 10 * longest))
+    assert pauses[:3] == [first, 2 * first, 4 * first]
+    assert max(pauses) == longest
+    assert bell.pauses_of(lambda: store.read(0, longest)) == [longest]
+    assert bell.pauses_of(lambda: store.wait("never", longest)) == [longest]
+
+
+@pytest.mark.parametrize("event", ["a wake", "a message", "a record", "a message of its own", "a record of its own"])
+def test_after_anything_that_happens_a_client_looks_often_again(store, bell, event):
+    other = store.connect()
+    store.read(0, 10 * longest)
+    cursor = 0
+    match event:
+        case "a wake":
+            bell.rings = True
+            assert store.wait("never", 10 * longest) is None
+        case "a message":
+            other.append(b"m")
+            _, cursor = store.read(0, longest)
+            assert cursor == 1
+        case "a record":
+            other.create("k", b"v")
+            assert store.wait("k", longest) == b"v"
+        case "a message of its own":
+            store.append(b"m")
+            cursor = 1
+        case "a record of its own":
+            store.create("k", b"v")
+    assert bell.pauses_of(lambda: store.read(cursor, longest))[0] == first
 
 
 _SERVE = """
