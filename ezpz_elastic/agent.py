@@ -187,7 +187,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         if decision is None or decision.action is Action.RESTART:
             reason = retirement.reason if retirement is not None else "the job is over"
             say(f"{host} leaves: {reason}")
-        elif decision.action is Action.STOP and self._handler.took_part:
+        elif decision.action is Action.STOP and (self._handler.took_part or not self._handler.formed):
             say(stop_line(decision))
             raise SystemExit(decision.exit_code)
         return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in self._worker_group.workers})

@@ -149,6 +149,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._opened = False
         self._in_roster = False
         self.took_part = False
+        self.formed = False  # whether there has been a round at all
         self._joined = False
         self._closed = False
         self._left = False
@@ -245,6 +246,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                 slot = opening.roster.slot_of(self.member.id) if opening.roster is not None else None
                 self._in_roster = slot is not None
                 if opening.roster is not None:
+                    self.formed = True
                     self._store.scale(len(opening.roster.members))
                 if opening.roster is not None and slot is not None:
                     seat = self._take(opening.roster, slot)

@@ -62,6 +62,15 @@ def test_a_store_that_never_comes_is_one_line_after_the_join_timeout(cluster):
     cluster.assert_nothing_left()
 
 
+def test_a_job_that_finds_too_few_hosts_has_failed(cluster):
+    """Nobody had a slot, and yet the agent that waited is no spare that was not needed."""
+    cluster.start(2, ARGUE, nnodes="2:2", conf="join_timeout=1")
+    assert cluster.wait(2) == 1
+    assert "[ezpz] FAILOVER STOP: exhausted (launch_error; no host; add hosts" in cluster.output(2)
+    assert cluster.outcome()["exit_code"] == 1
+    cluster.assert_nothing_left()
+
+
 def test_a_second_job_of_another_size_under_the_same_id_is_told_so_and_the_first_goes_on(cluster):
     cluster.start(2, ["--no-python", "sleep", "3"])
     cluster.await_true(lambda: cluster.text("journal/127.0.0.2.jsonl"), "the first agent")
