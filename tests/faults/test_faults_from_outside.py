@@ -1,0 +1,195 @@
+"""What an injector does to a job that agents watch: seen to land, and answered as the law says.
+
+Each test says first that the harm was seen, then what was said of it, and then that training goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.watched import VICTIM, assert_answer, knobs, start
+from netns.test_partitions import Network, why_not
+from support.cluster import Cluster
+from support.etcd import Etcd
+
+from ezpz_elastic.faults.modes import MODES, inflict
+from ezpz_elastic.faults.receipts import Receipt, Receipts
+from ezpz_elastic.faults.scene import Targets
+
+COUNT = 'n=0; while [ $n -lt {steps} ]; do echo "step=$n "; n=$((n+1)); sleep 0.05; done'
+
+
+def inflicted(cluster: Cluster, mode: str, targets: Targets, round_number: int = 1) -> None:
+    """Do it, and see that it was done."""
+    about = Receipt(mode, 0, None, "injector", attempt=round_number)
+    receipt = inflict(mode, targets, Receipts(cluster.directory / "receipts"), about)
+    assert receipt is not None
+    assert receipt.landed, "the harm was not seen"
+
+
+def decided(cluster: Cluster, round_number: int) -> None:
+    cluster.await_true(
+        lambda: any(event["round"] == round_number for event in cluster.events("decision")), f"decision {round_number}"
+    )
+
+
+def steps(cluster: Cluster, round_number: int) -> int:
+    """Steps that rank 0 has told of in a round."""
+    return cluster.text(f"rounds/{round_number}/0/stdout.log").count("step=")
+
+
+def train(cluster: Cluster, hosts: tuple[int, ...], conf: str) -> None:
+    """Start a job that does not end by itself; all hosts but two stand by."""
+    start(cluster, hosts, conf, knobs(cluster, FI_TOTAL=1_000_000, FI_SECONDS=0.02))
+
+
+def harm(cluster: Cluster, mode: str, number: int) -> str:
+    """Harm processes of the host in slot 1 once a round has come to train: seen to land and answered. The host."""
+    cluster.await_true(lambda: steps(cluster, number) > 10, f"training in round {number}")
+    address = cluster.rosters()[number - 1][VICTIM]
+    host = int(address.rpartition(".")[2])
+    workers = {cluster.worker(host, number): f"the worker of {address}"}
+    agent = {cluster.agents[host].pid: f"the agent of {address}"}
+    pids = {"agent_loss": agent, "host_loss": agent | workers}.get(mode, workers)
+    inflicted(cluster, mode, Targets(pids, host=address), number)
+    decided(cluster, number)
+    assert_answer(cluster, mode, number, address)
+    return address
+
+
+def end(cluster: Cluster, hosts: tuple[int, ...]) -> None:
+    """Stop all agents at once."""
+    for host in hosts:
+        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+    assert [cluster.wait(host) for host in hosts] == [128 + signal.SIGTERM] * len(hosts)
+    cluster.assert_nothing_left()
+
+
+def test_a_worker_a_host_and_an_agent_are_killed_one_after_the_other(cluster: Cluster):
+    train(cluster, (2, 3, 4, 5), "hang_timeout=0")
+    first, lost, left = [harm(cluster, mode, n) for n, mode in enumerate(("worker_kill", "host_loss", "agent_loss"), 1)]
+    assert first == lost != left
+    cluster.await_true(lambda: steps(cluster, 4) > 3, "training goes on")
+    assert [roster[0] for roster in cluster.rosters()] == ["127.0.0.2"] * 4
+    assert cluster.text("bad_nodes.txt") == f"{lost}  lost  attempt=2\n{left}  lost  attempt=3\n"
+    end(cluster, (2, int(cluster.rosters()[-1][VICTIM].rpartition(".")[2])))
+
+
+@pytest.mark.soak
+def test_a_worker_is_stopped(cluster: Cluster):
+    """By default tests/cluster/test_hang.py has the same, four ranks wide."""
+    train(cluster, (2, 3), "hang_timeout=6")
+    harm(cluster, "worker_stop", 1)
+    cluster.await_true(lambda: steps(cluster, 2) > 3, "training goes on")
+    end(cluster, (2, 3))
+
+
+def test_the_loss_of_the_store_is_nobodys_fault_and_the_workers_run_on(tmp_path: Path):
+    assert MODES["store_loss"].live is not None
+    assert MODES["store_loss"].live.kind is None, "no round ends of it"
+    etcd = Etcd(tmp_path)
+    job = Cluster(tmp_path)
+    job.endpoint = etcd.endpoint
+    try:
+        for host in (2, 3):
+            job.start(host, ["--no-python", "sh", "-c", COUNT.format(steps=80)], conf="settle=0.5")
+        job.await_step(3)
+        store = etcd.processes[0]
+        assert store is not None
+        inflicted(job, "store_loss", Targets({store.pid: "the store"}))
+        assert store.wait(10) == -signal.SIGKILL
+        at = steps(job, 1)
+        job.await_true(lambda: steps(job, 1) > at + 20, "training goes on without the store")
+        etcd.start(0)
+        assert [job.wait(host, 120) for host in (2, 3)] == [0, 0]
+        assert job.outcome()["kind"] == "success"
+        assert job.rosters() == [["127.0.0.2", "127.0.0.3"]]
+        assert [event["action"] for event in job.events("decision")] == ["finish"]
+        assert job.text("bad_nodes.txt") == ""
+    finally:
+        job.close()
+        etcd.close()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    if why := why_not():
+        if os.environ.get("CI") and os.geteuid() == 0:
+            pytest.fail(why)
+        pytest.skip(why)
+    made = Network(tmp_path)
+    try:
+        made.serve()
+        made.await_true(lambda: made.reaches(2, 1), "etcd answers")
+        for number in (2, 3):
+            made.agent(number)
+        made.await_true(lambda: made.pids(2, 1) and made.pids(3, 1), "round 1", 90)
+        made.agent(4)
+        made.await_true(lambda: made.text(f"journal/{made.address(4)}.jsonl"), "the spare stands by", 90)
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_host_that_is_cut_off_is_lost_and_the_spare_takes_its_slot(network: Network):
+    address = network.address(3)
+    cut = Targets(host=address, cut=lambda: network.cut(3), seen=lambda: not network.reaches(3, 1))
+    inflicted(network, "network_cut", cut)
+    decided(network, 1)
+    assert_answer(network, "network_cut", 1, address)
+    network.await_true(lambda: network.pids(4, 2), "the spare takes over")
+    assert network.hosts() == [[2, 3], [2, 4]]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "ezpz-faults", str(path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    if done.returncode:
+        why = f"no file system can be mounted here: {done.stderr.strip()}"
+        if os.environ.get("CI") and os.geteuid() == 0:
+            pytest.fail(why)
+        pytest.skip(why)
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=20)
+
+
+def test_a_disk_that_is_full_costs_no_host_and_training_goes_on_when_there_is_room(cluster: Cluster, disk: Path):
+    ballast = disk / "ballast"
+
+    def fill() -> None:
+        with ballast.open("wb") as file:
+            free = os.fstatvfs(file.fileno())
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+
+    def full() -> bool:
+        return os.statvfs(disk).f_bavail == 0
+
+    env = knobs(cluster, FI_CKPT=disk / "ckpts", FI_TOTAL=1_000_000, FI_SECONDS=0.05)
+    start(cluster, (2, 3), "hang_timeout=0", env)
+    cluster.await_true(lambda: saved(cluster, 1), "a checkpoint")
+    inflicted(cluster, "disk_fill", Targets(cut=fill, seen=full))
+    cluster.await_true(lambda: cluster.events("verdict"), "a verdict")
+    ballast.unlink()
+    decided(cluster, 1)
+    assert_answer(cluster, "disk_fill", 1, "")
+    # The second round may have met the full disk, too, if this process was kept waiting.
+    cluster.await_true(lambda: saved(cluster, len(cluster.rosters())), "a checkpoint after it", 120)
+    rounds = len(cluster.rosters())
+    assert rounds > 1
+    assert cluster.rosters() == [["127.0.0.2", "127.0.0.3"]] * rounds
+    assert "resumed from step" in cluster.text(f"rounds/{rounds}/0/stdout.log")
+    assert cluster.text("bad_nodes.txt") == ""
+    end(cluster, (2, 3))
+
+
+def saved(cluster: Cluster, round_number: int) -> bool:
+    return "saved checkpoint" in cluster.text(f"rounds/{round_number}/0/stdout.log")
