@@ -44,8 +44,10 @@ from rendezvous.records import (
     Joined,
     Member,
     Opening,
+    Outcome,
     RecordError,
     Refusal,
+    Report,
     Retirement,
     Roster,
     decode,
@@ -73,6 +75,9 @@ STORE_PATIENCE = 15.0
 """Seconds without a store after which an agent that joins says what it looks for."""
 
 LAST_PORT = 65535
+
+LAST_REPORT = 1 << 30
+"""Number of the report with which an agent that was told to go leaves a round: above all that its watch has sent."""
 
 CLOSED = "closed"
 """Key of the record by which ``set_closed`` ends the job for everybody."""
@@ -396,6 +401,10 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         if self._heart is not None:
             self._heart.stop()
         try:
+            if self.interrupted.is_set() and self._opened and self._in_roster:
+                # It may have been told to go before it could report anything; without this it would be a lost host.
+                told = Report(self.round, self.member.id, LAST_REPORT, Outcome.INTERRUPTED, conclusive=True)
+                self._store.append(encode(told))
             self._store.append(encode(Gone(self.member.id, "left")))
             self._await_threads()
             self._store.end(self.member.id, over)

@@ -183,7 +183,12 @@ class Leader:
                 self._malformed.add(key)
                 logger.error("%s; ignored", error)
             return
-        if isinstance(message, Report) and message.conclusive and message.round == self._membership.round:
+        if (
+            isinstance(message, Report)
+            and message.conclusive
+            and message.round == self._membership.round
+            and message.outcome is not Outcome.INTERRUPTED  # an agent that was told to go, and has gone, is not lost
+        ):
             # A host that is dying whole may still tell of its first worker's death; then the loss is what happened.
             member = self._membership.members.get(message.member_id)
             self._declare_refused([member] if member is not None else [])

@@ -238,14 +238,25 @@ def _check(name: str) -> None:
 
 
 class Recorder:
-    """Notes what a worker imports beyond what it was given; finds nothing itself."""
+    """Notes what a worker imports beyond what it was given; finds nothing itself.
+
+    It keeps no descriptor: a program that closes all it did not open would fail at its next import, or find our notes
+    in a file of its own.
+    """
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._path = path
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         del path, target
-        os.write(self._fd, f"{name}\n".encode())
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(file, f"{name}\n".encode())
+            finally:
+                os.close(file)
+        except OSError:
+            return  # what is not noted is not imported ahead, and that is all
 
 
 # -- serving -----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,26 @@ def test_a_signal_to_one_active_agent_ends_the_job_everywhere(cluster):
     cluster.assert_nothing_left()
 
 
+def test_an_agent_that_is_told_to_go_while_it_starts_its_workers_is_not_taken_for_lost(cluster):
+    (cluster.directory / "job.py").write_text("import time\ntime.sleep(600)\n")
+    # An interpreter that never comes up: the agent waits for its warm server, so no worker runs and no watch reports.
+    slow = cluster.directory / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(
+        "import sys, time\nif any('warm' in word for word in sys.argv) or sys.argv == ['']: time.sleep(600)\n"
+    )
+    cluster.start(2, ["job.py"])
+    cluster.start(3, ["job.py"], env={"PYTHONPATH": os.pathsep.join([str(slow), os.environ.get("PYTHONPATH", "")])})
+    cluster.await_true(cluster.rosters, "the round")
+    cluster.worker(2, 1)
+    os.kill(cluster.agents[3].pid, signal.SIGINT)
+    assert [cluster.wait(host, 60) for host in (2, 3)] == [128 + signal.SIGINT] * 2
+    assert cluster.workers(3, 1) == [], "it had started its workers before"
+    assert cluster.outcome()["kind"] == "interrupted"
+    assert cluster.text("bad_nodes.txt") == ""
+    cluster.assert_nothing_left()
+
+
 def test_workers_that_ignore_signals_are_killed_when_the_grace_period_is_over(cluster):
     family(cluster, "--stubborn", conf="grace=1")
     for agent in cluster.agents.values():

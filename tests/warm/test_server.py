@@ -165,6 +165,18 @@ def test_a_server_forks_from_a_single_thread_and_without_devices(place, workers)
     worker.wait(10)
 
 
+def test_a_program_that_closes_every_descriptor_imports_all_the_same(place, workers):
+    script = (
+        "import os\nos.closerange(3, 200)\nimport colorsys\nprint('colorsys', flush=True)\nimport time\ntime.sleep(100)"
+    )
+    (place / "program" / "script.py").write_text(script)
+    worker, said = run(workers().server(never), place, place / "record.txt")
+    assert said == "colorsys\n"
+    assert "colorsys" in (place / "record.txt").read_text().splitlines()
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
 def test_a_server_ends_when_its_agent_is_gone(place):
     server = WarmServer(sys.executable, ["program/script.py"], [], "tag-of-a-test", place)
     assert server.ready(20)
