@@ -276,10 +276,18 @@ WATCH = (
     Mutant(
         "The slowest to stand still is not looked for",
         "ezpz_elastic/observe/hang.py",
-        "        return [item for item in standings if item.step == min(known)]\n",
+        "        return last if len(last) <= most else []\n",
         "        return []\n",
         ("tests/agent/test_hang.py::test_who_is_behind",),
         "of all ranks that wait for one, that one is not named",
+    ),
+    Mutant(
+        "Ranks that were looked at at different moments are compared",
+        "ezpz_elastic/observe/hang.py",
+        "    if any(later.get(item.rank, item.step) != item.step for item in standings):\n",
+        "    if False:\n",
+        ("tests/agent/test_hang.py::test_who_was_looked_at_first_is_not_behind_a_job_that_goes_on",),
+        "a healthy host is named because the hung one was woken by the look at it",
     ),
 )
 
