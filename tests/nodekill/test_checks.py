@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-
-from ezpz_elastic.checkpoint.striping import Ost
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from sunspot import space
+from nodekill.experiment import space
 from sunspot.checks import Result, checks, overall, report
 from sunspot.evidence import Dead, Evidence, Life, Receipt, Retired, read
+
+from ezpz_elastic.checkpoint.striping import Ost
 
 KILL, HIT, RELAUNCH, INNOCENT, HEALTHY, ANSWER, PLACE, RESUME, FINISH = range(9)
 

@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from sunspot import killer
+from nodekill.experiment import killer
 from sunspot.killer import Process, kind_of, targets
 
 RUN = "/lus/run/checkpoints-77"
