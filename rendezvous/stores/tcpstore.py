@@ -51,6 +51,9 @@ two threads here and one at the server, and an agent has two waiting clients whi
 LOOKS = 10_000
 """Looks a second that all waiting agents together may put on the server: about a quarter of one core there."""
 
+WAITING = 2
+"""Connections of an agent that wait: its coordinator's, and that of its round."""
+
 HOLE_PATIENCE = 1.0
 """Seconds to wait for a message whose number was taken but which was not written: its writer died in between."""
 
@@ -189,6 +192,12 @@ def greet(host: str, port: int) -> Greeting:
     return greeting
 
 
+class _Pace:
+    """How long a pause between two looks may become; all connections of an agent share it, so that a hint reaches all."""
+
+    longest = POLL[1]
+
+
 class TcpStore:
     """One connection to the store of one run.
 
@@ -206,12 +215,12 @@ class TcpStore:
         self._bell = threading.Event()
         self._met = False
         self._hole: tuple[int, float] | None = None
-        self._pause, self._longest_pause = POLL
+        self._pause, self._pace = POLL[0], _Pace()
 
     def connect(self) -> TcpStore:
         """Another connection to the same store."""
         other = TcpStore(self._host, self._port, self._run_id)
-        other._longest_pause, other._met = self._longest_pause, self._met
+        other._pace, other._met = self._pace, self._met
         return other
 
     def create(self, key: str, value: bytes) -> bytes:
@@ -281,7 +290,7 @@ class TcpStore:
 
     def scale(self, agents: int) -> None:
         """Look less often the more agents look, so that the server sees at most ``LOOKS`` a second in all."""
-        self._longest_pause = max(POLL[1], agents / LOOKS)
+        self._pace.longest = max(POLL[1], agents * WAITING / LOOKS)
 
     def close(self) -> None:
         """End this connection; a wait under way in another thread returns at its next look."""
@@ -339,7 +348,7 @@ class TcpStore:
                 if self._closed:
                     raise StoreUnavailable("this connection is closed")
                 return
-            self._pause = min(self._pause * 2, self._longest_pause)
+            self._pause = min(self._pause * 2, self._pace.longest)
 
     def _do(self, operation: Callable[[Any], _T]) -> _T:
         if self._closed:

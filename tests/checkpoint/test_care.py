@@ -63,6 +63,7 @@ def test_prune_refuses_while_a_job_writes(directory: Path, capsys: pytest.Captur
     mine, theirs = context.Pipe()
     process = context.Process(target=holders.hold, args=(theirs, str(directory), {"TORCHELASTIC_RUN_ID": "alpha"}))
     process.start()
+    theirs.close()  # else its death would not end the wait for its word
     assert mine.recv() == "held"
     assert run("prune", directory, "--keep-last", 1) == 2
     told = capsys.readouterr().err

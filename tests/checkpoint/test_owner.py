@@ -21,6 +21,7 @@ def holder(directory: Path, **environ: str) -> tuple[object, Connection]:
     mine, theirs = context.Pipe()
     process = context.Process(target=holders.hold, args=(theirs, str(directory), environ))
     process.start()
+    theirs.close()  # else its death would not end the wait for its word
     assert mine.recv() == "held"
     return process, mine
 

@@ -157,6 +157,14 @@ def test_after_anything_that_happens_a_client_looks_often_again(store, bell, eve
     assert bell.pauses_of(lambda: store.read(cursor, longest))[0] == first
 
 
+def test_the_more_agents_the_less_often_each_connection_of_an_agent_looks_whenever_it_was_made(store, bell):
+    store.connect().scale(20_000)
+    pauses = bell.pauses_of(lambda: store.read(0, 60))
+    assert max(pauses) == 20_000 * module.WAITING / module.LOOKS
+    store.connect().scale(2)
+    assert max(bell.pauses_of(lambda: store.read(0, 60))[1:]) == longest
+
+
 _SERVE = """
 import resource, sys
 from rendezvous.stores.tcpstore import StoreServer
