@@ -193,7 +193,7 @@ def greet(host: str, port: int) -> Greeting:
 
 
 class _Pace:
-    """How long a pause between two looks may become; all connections of an agent share it, so that a hint reaches all."""
+    """How long a pause between two looks may become: one for all connections of an agent, so a hint reaches each."""
 
     longest = POLL[1]
 
