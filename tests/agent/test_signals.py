@@ -12,11 +12,15 @@ import pytest
 from ezpz_elastic.signals import StopSignals
 
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
 @pytest.fixture
 def stop() -> Iterator[StopSignals]:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {signum: signal.getsignal(signum) for signum in STOPS}
     yield StopSignals(lambda: None, threading.Event(), lambda: None)
-    signal.signal(signal.SIGTERM, before)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def test_a_signal_is_noted_and_raises_nothing(stop):
