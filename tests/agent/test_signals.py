@@ -11,7 +11,6 @@ import pytest
 
 from ezpz_elastic.signals import StopSignals
 
-
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
