@@ -88,8 +88,8 @@ FINISHED_PATIENCE = 10.0
 GONE_PATIENCE = 3.0
 """Seconds to wait for a store whose server has ended."""
 
-THREADS_PATIENCE = 35.0
-"""Seconds that the agent's own threads may take to end: an operation has 5 s, an attempt to connect 30 s at most, and a
+THREADS_PATIENCE = 20.0
+"""Seconds that the agent's own threads may take to end: an operation has 5 s, an attempt to connect 15 s, and a
 store that is there answers in milliseconds."""
 
 

@@ -30,10 +30,11 @@ __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet"
 OP_TIMEOUT = 5.0
 """Seconds one operation may take before the store counts as unavailable."""
 
-OPEN_TIMEOUT = 30.0
+OPEN_TIMEOUT = 15.0
 """Seconds torch's client may take to connect. It asks the name service for the peer's name before it does so, for an
 address in figures too, and nothing switches that off; a resolver asks again after 5 s when a packet was lost, and gives
-up after a multiple of it. Whether the store is there at all is known before, from its greeting."""
+up after a multiple of it. Whether the store is there at all is known before, from its greeting; if it goes in between,
+torch tries again and again until this is over, for each family of addresses, and the agent cannot interrupt it."""
 
 DESCRIPTORS = 1 << 16
 """Descriptors that the process which serves the store may have: enough for 10,000 agents."""
