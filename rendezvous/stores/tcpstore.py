@@ -31,10 +31,11 @@ OP_TIMEOUT = 5.0
 """Seconds one operation may take before the store counts as unavailable."""
 
 OPEN_TIMEOUT = 15.0
-"""Seconds torch's client may take to connect. It asks the name service for the peer's name before it does so, for an
-address in figures too, and nothing switches that off; a resolver asks again after 5 s when a packet was lost, and gives
-up after a multiple of it. Whether the store is there at all is known before, from its greeting; if it goes in between,
-torch tries again and again until this is over, for each family of addresses, and the agent cannot interrupt it."""
+"""Seconds torch's client may take to connect where ``OP_TIMEOUT`` has not been enough. It asks the name service for the
+peer's name before it does so, for an address in figures too, and nothing switches that off; a resolver asks again after
+5 s when a packet was lost, and gives up after a multiple of it. Whether the store is there at all is known before, from
+its greeting; if it goes in between, torch tries on until the time is over, once or twice, and cannot be interrupted. So
+the long time is given only after the short one has passed and the endpoint has greeted again."""
 
 DESCRIPTORS = 1 << 16
 """Descriptors that the process which serves the store may have: enough for 10,000 agents."""
@@ -367,10 +368,18 @@ class TcpStore:
             raise StoreUnavailable(f"store at {self._host}:{self._port}: {error}") from error
 
     def _open(self) -> TCPStore:
+        try:
+            return self._dial(OP_TIMEOUT)
+        except DistError:  # a slow name service, or the store has gone meanwhile: its greeting tells
+            return self._dial(OPEN_TIMEOUT)
+
+    def _dial(self, timeout: float) -> TCPStore:
         greeting = greet(self._host, self._port)
+        if self._closed:
+            raise StoreUnavailable("this connection is closed")
         if greeting.run_id != self._run_id:
             raise ForeignEndpoint(f"{self._host}:{self._port} serves the run {greeting.run_id!r}, not {self._run_id!r}")
-        timeout = timedelta(seconds=OPEN_TIMEOUT)
-        client = TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=timeout)
+        allowed = timedelta(seconds=timeout)
+        client = TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=allowed)
         client.set_timeout(timedelta(seconds=OP_TIMEOUT))
         return client

@@ -39,7 +39,7 @@ def workers(cluster: Cluster, round_number: int, count: int, host: int = 2) -> l
 
 def finish(cluster: Cluster, host: int = 2) -> None:
     os.kill(cluster.agents[host].pid, signal.SIGTERM)
-    cluster.wait(host, 60)
+    cluster.wait(host, 30)
     cluster.assert_nothing_left()
 
 

@@ -26,7 +26,7 @@ def test_a_signal_to_all_agents_ends_the_whole_tree(cluster, signum):
     family(cluster)
     for agent in cluster.agents.values():
         os.kill(agent.pid, signum)
-    assert [cluster.wait(2, 60), cluster.wait(3, 60)] == [128 + signum] * 2
+    assert [cluster.wait(2, 20), cluster.wait(3, 20)] == [128 + signum] * 2
     assert cluster.outcome()["kind"] == "interrupted"
     cluster.assert_nothing_left()
 
@@ -34,8 +34,8 @@ def test_a_signal_to_all_agents_ends_the_whole_tree(cluster, signum):
 def test_a_signal_to_one_active_agent_ends_the_job_everywhere(cluster):
     family(cluster)
     os.kill(cluster.agents[3].pid, signal.SIGTERM)
-    assert cluster.wait(3, 60) == 128 + signal.SIGTERM
-    assert cluster.wait(2, 60) == 128 + signal.SIGTERM
+    assert cluster.wait(3, 20) == 128 + signal.SIGTERM
+    assert cluster.wait(2, 20) == 128 + signal.SIGTERM
     assert "FAILOVER STOP: interrupted" in cluster.output(2)
     cluster.assert_nothing_left()
 
@@ -64,8 +64,8 @@ def test_workers_that_ignore_signals_are_killed_when_the_grace_period_is_over(cl
     family(cluster, "--stubborn", conf="grace=1")
     for agent in cluster.agents.values():
         os.kill(agent.pid, signal.SIGTERM)
-    cluster.wait(2, 60)
-    cluster.wait(3, 60)
+    cluster.wait(2, 15)
+    cluster.wait(3, 15)
     cluster.assert_nothing_left()
 
 
@@ -74,7 +74,7 @@ def test_a_signal_to_a_spare_ends_that_spare_alone(cluster):
     spare = cluster.start(4, [FAMILY])
     cluster.await_true(lambda: cluster.text("journal/127.0.0.4.jsonl"), "the spare stands by")
     os.kill(spare.pid, signal.SIGTERM)
-    assert cluster.wait(4, 60) == 128 + signal.SIGTERM
+    assert cluster.wait(4, 10) == 128 + signal.SIGTERM
     assert cluster.events("decision") == []
     assert cluster.agents[2].poll() is None
     for host in (2, 3):
@@ -90,7 +90,7 @@ def test_an_agent_that_is_killed_takes_its_workers_along(cluster):
     assert workers
     os.kill(cluster.agents[3].pid, signal.SIGKILL)
     cluster.await_true(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the orphans end", 10)
-    assert cluster.wait(2, 60) == 1
+    assert cluster.wait(2, 30) == 1
     assert cluster.outcome()["kind"] == "exhausted"
     cluster.assert_nothing_left()
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.cluster import free_port
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 
 from rendezvous.stores import StoreGone, StoreUnavailable
 from rendezvous.stores import tcpstore as module
@@ -84,14 +84,34 @@ def test_a_slow_name_service_may_delay_the_first_contact_and_nothing_after_it(se
 
     def connect(*arguments, timeout, **options):  # type: ignore[no-untyped-def]
         allowed.append(timeout.total_seconds())
+        if len(allowed) == 1:
+            raise DistNetworkError("timed out")
         return TCPStore(*arguments, timeout=timeout, **options)
 
     monkeypatch.setattr(module, "TCPStore", connect)
     store = TcpStore("127.0.0.1", server.port, "run")
     store.create("k", b"v")
-    assert allowed == [module.OPEN_TIMEOUT]
+    assert allowed == [module.OP_TIMEOUT, module.OPEN_TIMEOUT]  # the short one first: the store may have gone
     assert module.OPEN_TIMEOUT >= 3 * 5  # a resolver's own patience, three times over
     assert store._client.timeout == timedelta(seconds=module.OP_TIMEOUT)
+    store._client = None  # a connection that breaks later begins with the short one again
+    store.get("k")
+    assert allowed[2:] == [module.OP_TIMEOUT]
+
+
+def test_a_store_that_goes_while_torch_connects_to_it_is_not_tried_for_long(monkeypatch):
+    server, allowed = StoreServer("127.0.0.1", 0, "run"), []
+
+    def connect(*arguments, timeout, **options):  # type: ignore[no-untyped-def]
+        allowed.append(timeout.total_seconds())
+        server.close()  # what torch does then takes its whole time, and ends so:
+        raise DistNetworkError("timed out")
+
+    monkeypatch.setattr(module, "TCPStore", connect)
+    store = TcpStore("127.0.0.1", server.port, "run")
+    with pytest.raises(StoreUnavailable, match="refused"):
+        store.create("k", b"v")
+    assert allowed == [module.OP_TIMEOUT]
 
 
 class Bell:
