@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -10,16 +9,15 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import pytest
 from support.cluster import free_port
+from support.marked import MARK, end, marked
 
 ROOT = Path(__file__).parents[2]
 HOSTS = tuple(f"127.0.0.{number}" for number in (2, 3, 4, 5))
-MARK = "NODEKILL_TEST"
 DEADLINE = 240.0
 
 SETTINGS = {
@@ -136,18 +134,7 @@ def _allocation(nodefile: Path, submitted: Path, programs: Path) -> dict[str, st
 def _left(mark: str) -> list[str]:
     """What the run left running; each is ended, so that one failed test does not disturb the next."""
     deadline = time.monotonic() + 10
-    while (found := list(_marked(mark))) and time.monotonic() < deadline:
+    while (found := list(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.05)  # what is on its way out may take its time
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    end(mark)
     return [str(process) for process in found]
-
-
-def _marked(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue

@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from ezpz_elastic import guard
+from support.marked import MARK, end, told
 
-MARK = "EZPZ_TEST_CLUSTER"
 JOBS = Path(__file__).parent / "jobs"
 
 Event = dict[str, object]
@@ -162,14 +162,7 @@ class Cluster:
 
     def alive(self) -> list[str]:
         """Command lines of everything this cluster started that is still there."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
+        return told(self.mark)
 
     def assert_nothing_left(self) -> None:
         """No process, no port, no shared memory."""
@@ -185,11 +178,6 @@ class Cluster:
 
     def close(self) -> None:
         """End whatever a failed test has left running."""
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark:
-                    process.kill()
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
+        end(self.mark)
         for agent in self.agents.values():
             agent.wait()

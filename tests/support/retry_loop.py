@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,11 +11,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
+from support.marked import MARK, end, told
 
 HOSTS = tuple(f"x1922c7s{number}b0n0-hsn0.hsn.cm.sunspot.alcf.anl.gov" for number in range(5))
 RETRY = (sys.executable, "-c", "from ezpz_elastic.cli import main; main()", "retry")
-MARK = "EZPZ_TEST_RETRY"
 PATIENCE = 60.0
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith(("PBS_", "SLURM_", "FI_", "EZPZ_"))}
 
@@ -84,14 +82,7 @@ class Loop:
 
     def alive(self) -> list[str]:
         """Command lines of what is left of this run."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid} {' '.join(process.cmdline())}")
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
+        return told(self.mark)
 
     @staticmethod
     def await_true(so: Callable[[], object], what: str) -> None:
@@ -105,12 +96,7 @@ class Loop:
 
     def close(self) -> None:
         """End what a failed test has left."""
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark:
-                    process.send_signal(signal.SIGKILL)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
+        end(self.mark)
         if self.process is not None:
             self.process.wait(PATIENCE)
             for stream in (self.process.stdout, self.process.stderr):
