@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from faults.watched import VICTIM, assert_answer, knobs, start
-from netns.test_partitions import Network, why_not
 from support.cluster import Cluster
 from support.etcd import Etcd
+from support.network import Network, running_network, why_not
 
 from ezpz_elastic.faults.modes import MODES, inflict
 from ezpz_elastic.faults.receipts import Receipt, Receipts
@@ -121,18 +121,8 @@ def test_the_loss_of_the_store_is_nobodys_fault_and_the_workers_run_on(tmp_path:
 def network(tmp_path: Path) -> Iterator[Network]:
     if why := why_not():
         pytest.skip(why)
-    made = Network(tmp_path)
-    try:
-        made.serve()
-        made.await_true(lambda: made.reaches(2, 1), "etcd answers")
-        for number in (2, 3):
-            made.agent(number)
-        made.await_true(lambda: made.pids(2, 1) and made.pids(3, 1), "round 1", 90)
-        made.agent(4)
-        made.await_true(lambda: made.text(f"journal/{made.address(4)}.jsonl"), "the spare stands by", 90)
+    with running_network(tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 def test_a_host_that_is_cut_off_is_lost_and_the_spare_takes_its_slot(network: Network):
