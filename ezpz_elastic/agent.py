@@ -53,8 +53,9 @@ from ezpz_elastic.warm.client import ServerGone
 from ezpz_elastic.warm.context import WarmContext
 from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
 from ezpz_elastic.worker_groups import WorkerGroups
-from rendezvous.handler import JobMismatch, Refused, Seat
+from rendezvous.handler import JobMismatch, Refused
 from rendezvous.records import Action, Decision
+from rendezvous.seat import Seat
 
 __all__ = ["EzpzElasticAgent"]
 

@@ -33,8 +33,8 @@ from ezpz_elastic.round_logs import WorkerFiles
 from ezpz_elastic.signals import StopSignals
 from ezpz_elastic.stall import Ranks, StallWatch
 from ezpz_elastic.walltime import Walltime
-from rendezvous.handler import Seat
 from rendezvous.records import Decision
+from rendezvous.seat import Seat
 
 __all__ = ["Eyes", "RoundWatch"]
 

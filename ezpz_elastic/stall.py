@@ -23,7 +23,7 @@ from ezpz_elastic.observe.exits import last_step
 from ezpz_elastic.observe.hang import Standing, StepClock, to_blame
 from ezpz_elastic.observe.stacks import look
 from ezpz_elastic.round_logs import WorkerFiles
-from rendezvous.handler import Seat
+from rendezvous.seat import Seat
 from rendezvous.stores import Store, StoreUnavailable
 
 __all__ = ["Ranks", "StallWatch"]

@@ -12,7 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
@@ -56,10 +55,11 @@ from rendezvous.records import (
     encode,
 )
 from rendezvous.replay import decision_key, opening_key, refusal_key, survey
+from rendezvous.seat import Seat, meeting_place, seat_at
 from rendezvous.stores import Store, StoreGone, StoreRefused, StoreUnavailable
 from rendezvous.stores.tcpstore import StoreServer, serve_c10d
 
-__all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "Seat", "new_id"]
+__all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "new_id"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +73,6 @@ REFUSAL_LOOK = 2.0
 
 STORE_PATIENCE = 15.0
 """Seconds without a store after which an agent that joins says what it looks for."""
-
-LAST_PORT = 65535
 
 LAST_REPORT = 1 << 30
 """Number of the report with which an agent that was told to go leaves a round: above all that its watch has sent."""
@@ -104,22 +102,6 @@ class JobMismatch(Exception):
 
 class Refused(Exception):
     """The coordinator does not admit this agent."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A slot held in a round.
-
-    Args:
-        roster: the round's roster.
-        slot: this agent's group rank.
-        master_addr, master_port: where workers reach the round's own fresh store, which slot 0's agent serves.
-    """
-
-    roster: Roster
-    slot: int
-    master_addr: str
-    master_port: int
 
 
 class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch is not followed by mypy
@@ -358,7 +340,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         mine: bytes | None = None
         if slot == 0:
             self._worker_server = serve_c10d(self.member.addr)
-            mine = f"{self.member.addr} {self._worker_server.port}".encode()
+            mine = meeting_place(self.member.addr, self._worker_server.port)
         while True:
             self._check()
             try:
@@ -369,10 +351,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                     return None
             except StoreUnavailable:
                 self.interrupted.wait(SLICE)
-        addr, _, port = master.decode(errors="replace").rpartition(" ")
-        if not addr or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-            raise RecordError(f"malformed record at {key!r}: expected an address and a port")
-        return Seat(roster, slot, addr, int(port))
+        return seat_at(master, roster, slot, key)
 
     # -- what the agent says -----------------------------------------------------------------------------------------
 

@@ -24,11 +24,11 @@ from ezpz_elastic.observe.launcher import LauncherLog
 from ezpz_elastic.observe.oom import OomWatch
 from ezpz_elastic.round_watch import Eyes
 from ezpz_elastic.walltime import Walltime
-from rendezvous.handler import Seat
 from rendezvous.links import RoundLink
 from rendezvous.liveness import Listener
 from rendezvous.records import Outcome, Report, Roster, decode_message, encode
 from rendezvous.replay import decision_key
+from rendezvous.seat import Seat
 
 
 class Lonely:
