@@ -295,10 +295,8 @@ HARNESS = (
     Mutant(
         "The demo's injector kills nothing and says that it did",
         "ezpz_elastic/demo/faults.py",
-        "        for descriptor in held:\n"
-        "            signal.pidfd_send_signal(descriptor, signal.SIGKILL)\n"
-        "        dead = _seen_dead(held, began + PATIENCE)\n",
-        "        dead = set(held.values())\n",
+        "    harm = deaths.kill(victims)\n",
+        "    harm = deaths.Harm(tuple(victims), True, 0.0)\n",
         ("tests/demo/test_parts.py::test_a_killed_process_is_seen_dead_and_the_receipt_says_so",),
         "a demo without a fault is passed off as one that survived it",
     ),
