@@ -171,8 +171,8 @@ def unwitnessed(injections: Sequence[Injection], events: Iterable[Event]) -> lis
             for text in (*_death(injection, events), *_verdict(injection, events), *_recovery(injection, events))
         ]
     complaints += _membership(injections, rosters)
-    retired = [e.fields["retired"] for e in events if e.name == "host_retired"]
-    due = [injection.host for injection in injections if retires(injection.kind)]
+    retired = sorted((e.round, e.fields["retired"]) for e in events if e.name == "host_retired")
+    due = [(injection.round, injection.host) for injection in injections if retires(injection.kind)]
     if retired != due:
         complaints.append(f"retired were {retired}, and to {due} something had been done that costs a host")
     return complaints
