@@ -10,7 +10,7 @@ from enum import Enum
 
 import msgspec
 
-from ezpz_elastic.decide.verdict import Cause
+from ezpz_elastic.decide.verdict import Cause, Provenance
 
 __all__ = [
     "Accusation",
@@ -140,6 +140,7 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
             log's last line not counted; otherwise ``step``: such a line may be one that was buffered.
         after: how many lines follow it in the log; ``None`` where the log is still being read.
         frame: innermost frame of the program itself before an exception (``train.py:step``); empty if none was seen.
+        provenance: how ``host`` is told to have been found, if the line names one.
     """
 
     signature: str
@@ -164,6 +165,7 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
     last_step: int | None = None
     after: int | None = None
     frame: str = ""
+    provenance: Provenance = Provenance.SCRAPED
 
 
 class LeaseLost(msgspec.Struct, frozen=True, tag=True):

@@ -26,7 +26,9 @@ _ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\bOs \{ code: (\d{1,3})|\(os error (\d
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<frozen|^<string>")
 
 _NETWORK = re.compile(
-    r"connection (?:closed|reset|refused|aborted|timed out|was closed)|closed by (?:remote )?peer|broken pipe"
+    r"connection (?:\S{1,60} ){0,4}?(?:closed|reset|refused|aborted|timed out|lost|broken|dropped)\b"
+    r"|lost (?:the )?connection|(?:host|peer|rank|node) \S{0,60} ?(?:is )?unreachable"
+    r"|closed by (?:remote )?peer|broken pipe"
     r"|socket (?:timeout|error|has timed out)|remote process exited|no route to host|network is unreachable"
     r"|connectfullmesh|sendbytes failed|recvvalue failed|recv, 0 bytes|failed to recv|tcpstore|rendezvous"
     r"|nccl (?:error|communicator was aborted)|ncclremoteerror|ncclsystemerror"

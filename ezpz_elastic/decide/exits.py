@@ -12,7 +12,15 @@ from ezpz_elastic.decide.findings import Finding
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.verdict import Cause, VerdictKind
 
-__all__ = ["consequent_exits", "last_attempt", "silent_children", "survived", "teardown_kills", "went_on"]
+__all__ = [
+    "consequent_exits",
+    "expired_after_their_end",
+    "last_attempt",
+    "silent_children",
+    "survived",
+    "teardown_kills",
+    "went_on",
+]
 
 _SURVIVED_STEPS = 2
 """Other ranks may print one more step after a fatal error; several only in an asynchronous pipeline."""
@@ -129,6 +137,41 @@ def _cleaned_up(findings: Sequence[Finding]) -> set[int]:
         elif (doubtful or item.cause is Cause.WORKER_KILLED) and (item.source, emitter) in first:
             killed.add(id(item))
     return killed
+
+
+def expired_after_their_end(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with a lease that ran out no loss of a host whose processes had told their end before.
+
+    An agent that leaves after its workers ended sends no further sign of life either.
+    """
+    ended: dict[tuple[str, str], float] = {}
+    for item in findings:
+        if item.host is not None and (item.primary or item.cause is Cause.WORKER_EXIT) and not _is_lease(item):
+            ended.setdefault((item.source, item.host), item.order)
+    return [
+        msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
+        if _is_lease(item) and ended.get((item.source, item.host or ""), item.order) < item.order
+        else item
+        for item in findings
+    ]
+
+
+def came_back(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings, with a host no longer lost that the same log says to be there again later."""
+    back: dict[tuple[str, str], float] = {}
+    for item in findings:
+        if item.signature == "nodes.back" and item.host is not None:
+            back[item.source, item.host] = item.order
+    return [
+        msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
+        if item.cause is Cause.HOST_LOST and back.get((item.source, item.host or ""), item.order) > item.order
+        else item
+        for item in findings
+    ]
+
+
+def _is_lease(item: Finding) -> bool:
+    return item.signature == "torch.elastic-node-removed"
 
 
 def silent_children(findings: Sequence[Finding]) -> list[Finding]:

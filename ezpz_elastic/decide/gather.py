@@ -19,7 +19,14 @@ from ezpz_elastic.decide.evidence import (
     WorkerExit,
 )
 from ezpz_elastic.decide.exceptions import fingerprint, read_exception
-from ezpz_elastic.decide.exits import consequent_exits, last_attempt, silent_children, teardown_kills
+from ezpz_elastic.decide.exits import (
+    came_back,
+    consequent_exits,
+    expired_after_their_end,
+    last_attempt,
+    silent_children,
+    teardown_kills,
+)
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.reports import from_exit, from_report, unkillable
@@ -113,6 +120,7 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
             else:
                 findings.append(finding)
     findings, earlier = last_attempt(findings)
+    findings = came_back(expired_after_their_end(findings))
     dropped += [evidence_line(item, "belongs to an earlier attempt") for item in earlier]
     return Gathered(
         tuple(teardown_kills(consequent_exits(silent_children(findings)), table)),
@@ -192,6 +200,8 @@ def _add_log_match(
         spelled = match.reporter  # a host's own kernel is about that host
     elif spelled is None and match.rank is None and match.cause in {Cause.DEVICE_FAULT, Cause.OOM_DEVICE}:
         spelled = match.reporter  # a device is the printer's own
+    if spelled is not None and spelled.startswith("["):  # a tag in brackets, which may be a host and anything else
+        spelled = spelled.strip("[]") if table.known and table.name(spelled.strip("[]")) else None
     host = table.name(spelled)
     finding = _refine(
         match,
@@ -204,8 +214,10 @@ def _add_log_match(
             order=float(index),
             signature=match.signature,
             host=host or table.of_rank(match.rank) or table.of_task(match.task),
-            provenance=Provenance.SCRAPED if host else Provenance.INFERRED,
-            reporter=table.name(match.reporter) or table.of_rank(match.rank) or table.of_task(match.task),
+            provenance=match.provenance if host else Provenance.INFERRED,
+            reporter=table.name((match.reporter or "").strip("[]"))
+            or table.of_rank(match.rank)
+            or table.of_task(match.task),
             peer=table.name(match.peer) or match.peer,
             rank=match.rank,
             code=match.code,

@@ -54,11 +54,14 @@ def explains(deep: Finding, other: Finding) -> bool:
         return deep.cause is Cause.WORKER_EXIT
     if deep.cause not in _VAGUE and _is_vague(other):
         return True
+    if deep.cause is Cause.NETWORK:  # an error that may be anything, and one that says what could not be reached
+        passing = other.kind == VerdictKind.RETRYABLE_UNATTRIBUTED.value and other.certainty is Certainty.DOUBTFUL
+        return other.cause is Cause.NETWORK and passing and not deep.kind
     if deep.cause is Cause.HOST_LOST and deep.code != 9:  # a launcher's or the store's own word on a host
         certain = deep.witness in {Witness.STORE, Witness.SCHEDULER}
         return other.cause is not Cause.HOST_LOST if certain else other.cause is Cause.WORKER_KILLED
-    if deep.cause is Cause.DEVICE_FAULT and deep.certainty is Certainty.CERTAIN:
-        return _is_device_symptom(other) or other.cause is Cause.WORKER_KILLED
+    if deep.cause is Cause.DEVICE_FAULT and not deep.kind:
+        return _device_explains(deep, other)
     return deep.cause is Cause.OOM_HOST and _was_killed(other) and _same_place(deep, other)
 
 
@@ -114,6 +117,21 @@ def _was_killed(finding: Finding) -> bool:
 
 def _same_place(one: Finding, other: Finding) -> bool:
     return one.host is None or other.host is None or one.host == other.host
+
+
+def _device_explains(deep: Finding, other: Finding) -> bool:
+    """A broken device explains what any program says of its devices and a death.
+
+    A doubtful word on a device explains, at its own place, only what says even less: an error without a cause, and,
+    where the word is the kernel's, what a rank says of the device.
+    """
+    if deep.certainty is Certainty.CERTAIN:
+        return _is_device_symptom(other) or other.cause is Cause.WORKER_KILLED
+    if not _is_device_symptom(other) or not _same_place(deep, other):
+        return False
+    if other.cause is Cause.DEVICE_FAULT:
+        return bool(other.kind)
+    return other.cause is Cause.USER_EXCEPTION and deep.signature.startswith("kernel.")
 
 
 def _is_device_symptom(finding: Finding) -> bool:

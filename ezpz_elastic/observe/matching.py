@@ -168,6 +168,7 @@ class Matcher:
             task=_number(groups.get("task")) if groups.get("task") else prefix.task,
             tasks=groups.get("tasks") or "",
             frame=frame[1] if line.number - frame[0] <= entry.within else "",
+            provenance=entry.provenance,
         )
         base = self._inherit(signature, base, hosts[0] if hosts else None)
         made = [_with_host(base, host, alone=len(hosts) == 1) for host in hosts] or [base]

@@ -32,6 +32,7 @@ _PREFIX = re.compile(
     rf"|(?P<stamp>{_STAMP})[ :]{{0,3}}"
     r"|(?P<task>\d{1,7}): "
     r"|\[(?P<prepended>\d{1,7})\] "
+    r"|(?P<tag>\[[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}\]):? "
     r"|\((?:\w[\w.()=]{0,80} )?pid=\d{1,9}(?:, ip=(?P<node>[\w.:\-]{2,120}))?\) "  # Ray
     r"|(?![\w.\-]{0,160}\.[A-Z])"  # an exception's module is no host, whatever digits it has
     r"(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
@@ -41,6 +42,8 @@ _CLOCK = re.compile(r"(?<![\d:])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,
 _INLINE_RANK = re.compile(r"\[Rank (\d{1,7})\]|\(RANK (\d{1,7})\)|\bRank (\d{1,7})\] ")
 _RANGE = re.compile(r"^(.{0,120}?)\[([\d,\-]{1,300})\](.{0,120})$")
 _HOST_LIMIT = 4096
+_NODE_ID = re.compile(r"^'(.{1,200}?)(?:_\d{1,9}_\d{1,6})?'$")
+"""A node as torch's rendezvous spells it in quotation marks: host, process, number."""
 
 
 class Prefix(msgspec.Struct, frozen=True):
@@ -50,7 +53,7 @@ class Prefix(msgspec.Struct, frozen=True):
         rest: the line without the prefix.
         rank: global rank of the printer, if the prefix or the text says so.
         task: the launcher's task number of the printer.
-        reporter: the host of the printer.
+        reporter: the host of the printer; in brackets what stands there and may be a host.
     """
 
     rest: str
@@ -85,7 +88,7 @@ def parse_prefix(text: str) -> Prefix:
         rank = int(named) if named is not None else rank
         label = groups["task"] or groups["prepended"] or groups["labelled"]
         task = int(label) if label is not None else task
-        reporter = groups["host"] or groups["node"] or reporter
+        reporter = groups["host"] or groups["node"] or groups["tag"] or reporter
         at = found.end()
     if rank is None and (inline := _INLINE_RANK.search(text)):
         rank = int(next(group for group in inline.groups() if group is not None))
@@ -104,9 +107,14 @@ def clock(text: str) -> float | None:
 def expand_hosts(spelled: str) -> list[str]:
     """``nid[001-003,007]`` -> four names; a plain name -> itself; a list separated by commas -> each.
 
+    In a list of nodes in quotation marks each is a rendezvous's: ``'n2_4411_0', 'n3_812_0'`` -> two names.
+
     Args:
         spelled: Slurm's host-list expression. What cannot be read is returned as it is.
     """
+    if spelled.startswith("'"):
+        nodes = (_NODE_ID.match(part.strip()) for part in spelled.split(","))
+        return [node.group(1) for node in nodes if node is not None][:_HOST_LIMIT]
     names: list[str] = []
     for part in re.split(r",(?![^\[]*\])", spelled):
         found = _RANGE.match(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from ezpz_elastic.decide.verdict import Provenance
 from ezpz_elastic.signatures.library import Library, Signature, load_library
 from ezpz_elastic.signatures.schema import PLACEHOLDERS
 
@@ -39,6 +40,7 @@ def _lines(library: Library) -> Iterator[str]:
     meanings = {
         "{host}": "the host the line is *about*",
         "{hosts}": "the same, as a Slurm host list",
+        "{nodes}": "the same, as a list of a rendezvous's nodes in quotation marks (`'host_pid_n'`)",
         "{reporter}": "the host that prints it, where that is another one",
         "{peer}": "an accused peer's name or address",
         "{rank}": "the rank it is about",
@@ -68,6 +70,8 @@ def _entry(signature: Signature) -> Iterator[str]:
         says += [entry.cause.value, entry.certainty.value]
     if entry.kind:
         says.append(f"says {entry.kind}")
+    if entry.provenance is not Provenance.SCRAPED:
+        says.append(f"provenance {entry.provenance.value}")
     if entry.context:
         says.append(f"context {entry.context}")
     yield f"### {signature.id}\n\n*{', '.join(says)}*: {entry.why} ({_link(entry.source)})\n"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ezpz_elastic.decide.evidence import Certainty, Role
-from ezpz_elastic.decide.verdict import Cause
+from ezpz_elastic.decide.verdict import Cause, Provenance
 from ezpz_elastic.errors import UsageError
 
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -21,6 +21,7 @@ __all__ = ["PLACEHOLDERS", "ContextEntry", "Entry", "Inherit", "SignatureError",
 PLACEHOLDERS = {
     "{host}": r"(?<![A-Za-z0-9_.\-])(?P<host>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?)",
     "{hosts}": r"(?<![A-Za-z0-9_.\-])(?P<host>[A-Za-z0-9][\w.\-\[\],]{0,400}[\w\]])",
+    "{nodes}": r"(?P<host>'[^'\n]{1,200}'(?:, {0,4}'[^\n]{1,300}')?)",
     "{reporter}": r"(?<![A-Za-z0-9_.\-])(?P<reporter>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?)",
     "{peer}": r"\[?(?P<peer>[A-Za-z0-9](?:[\w.\-]{0,200}\w)?|[0-9a-fA-F:]{2,45})\]?",
     "{rank}": r"(?P<rank>\d{1,7})",
@@ -74,6 +75,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         code: the code the line stands for, where its text spells it in words (``Killed`` is 9).
         anchored: whether the text must begin the line, after timestamps and rank or host labels: what a launcher
             says itself, as against a log that mentions it. A file may say so for all its entries.
+        provenance: how a host in the line is told to have been found: ``scraped`` (the line names it), or ``lost``
+            where the scheduler or a lease says that it is gone.
     """
 
     id: str
@@ -93,6 +96,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requires_inherited: bool = False
     code: int | None = None
     anchored: bool = False
+    provenance: Provenance = Provenance.SCRAPED
 
 
 class ContextEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
