@@ -84,6 +84,8 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(context, width)
+        for embedding in (self.tokens, self.places):
+            nn.init.normal_(embedding.weight, std=0.1)  # with torch's 1.0 some seeds stay on a plateau
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)

@@ -20,8 +20,8 @@ from scenarios.schedule import Plan, draw
 __all__ = ["KINDS", "STEPS", "THRESHOLD", "compare_run", "plans", "run_baseline", "run_target", "score"]
 
 THRESHOLD = 0.95
-"""Share of held-out problems with every digit right. It is the fault-free run's own: seeds 0 to 4 came to 1.000, 1.000,
-0.092, 0.992 and 1.000. Seed 2 has not left a plateau after ``STEPS``; the threshold is for the others."""
+"""Share of held-out problems with every digit right. It is the fault-free run's own: seeds 0 to 4 came to 0.999, 1.000,
+1.000, 1.000 and 1.000 (and to 0.978, 1.000, 1.000, 0.981 and 1.000 a hundred steps earlier)."""
 
 STEPS = 600
 """Steps after which the held-out problems are asked."""
@@ -103,8 +103,8 @@ def compare_run(baseline: Path, target: Path) -> list[str]:
 
 
 def _trainer(directory: Path, seed: int, steps: int, *more: str) -> list[str]:
-    options = (f"--seed={seed}", f"--save-every={_SAVE_EVERY}", "--keep-last=2", "--warm-up=50")
-    model = ("--batch=64", "--width=64", "--lr=0.004", "--dropout=0.02")
+    options = (f"--seed={seed}", f"--save-every={_SAVE_EVERY}", "--keep-last=2", "--warm-up=100")
+    model = ("--batch=64", "--width=64", "--lr=0.003", "--dropout=0.02")
     asked = f"--score={STEPS}:{directory / _SCORE}"
     return runs.trainer(_MODE, directory, steps, *options, *model, asked, *more, dumps=False)
 
