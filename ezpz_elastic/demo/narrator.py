@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from ezpz_elastic.demo.story import Event
+from ezpz_elastic.faults.analysis.read import Event
 
 __all__ = ["Narrator"]
 

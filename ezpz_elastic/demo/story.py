@@ -8,26 +8,11 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Event", "Journals", "Named", "Round", "rounds"]
+from ezpz_elastic.faults.analysis.read import Event, event_of
 
+__all__ = ["Journals", "Named", "Round", "rounds"]
 
 _WAITING = frozenset({"standby", "rendezvous"})
-
-
-class Event(msgspec.Struct, frozen=True):
-    """One line of a journal.
-
-    Args:
-        host: whose journal it is.
-        round: the round it belongs to.
-        name: the event.
-        fields: the event's own fields.
-    """
-
-    host: str
-    round: int
-    name: str
-    fields: dict[str, Any]
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -99,14 +84,9 @@ class Journals:
                 data = file.read()
             complete = data[: data.rfind(b"\n") + 1]
             self._offsets[path] = self._offsets.get(path, 0) + len(complete)
-            found += map(_event, complete.splitlines())
+            found += (event_of(msgspec.json.decode(line, type=dict[str, Any])) for line in complete.splitlines())
         self.events += found
         return found
-
-
-def _event(line: bytes) -> Event:
-    fields = msgspec.json.decode(line, type=dict[str, Any])
-    return Event(fields.pop("host"), fields.pop("round"), fields.pop("event"), fields)
 
 
 def rounds(events: Iterable[Event]) -> tuple[Round, ...]:

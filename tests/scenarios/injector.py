@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 from support.cluster import Cluster
 
-from ezpz_elastic.demo.story import Event, Journals
+from ezpz_elastic.demo.story import Journals
+from ezpz_elastic.faults.analysis.read import Event
 from ezpz_elastic.faults.answers import EXITED
 from ezpz_elastic.faults.modes import INSIDE, MODES, Receipt, inflict
 from ezpz_elastic.faults.receipts import Receipts

@@ -10,7 +10,7 @@ import msgspec
 
 from ezpz_elastic.errors import UsageError
 
-__all__ = ["BadNode", "Event", "Malformed", "Record", "RunFiles", "read_events", "read_run"]
+__all__ = ["BadNode", "Event", "Malformed", "Record", "RunFiles", "event_of", "read_events", "read_run"]
 
 _BAD_NODE = re.compile(r"(\S+)  (\S+)  attempt=(\d+)")
 
@@ -114,12 +114,21 @@ def read_events(run_dir: Path) -> tuple[Event, ...]:
         for number, line in enumerate(_lines(path)):
             fields = _object(path, number, line)
             try:
-                common = msgspec.convert({name: fields.pop(name, None) for name in _Line.__struct_fields__}, _Line)
+                found.append(event_of(fields, number))
             except msgspec.ValidationError as error:
                 raise Malformed(f"{path}:{number + 1} is no event: {error}") from error
-            found.append(Event(common.ts, common.host, common.run_id, common.round, common.event, fields, number))
     # Python's sort is stable, so that equal times keep a host's own order.
     return tuple(sorted(found, key=lambda event: event.ts))
+
+
+def event_of(fields: dict[str, Any], line: int = 0) -> Event:
+    """The event that a decoded line of a journal is; takes the common fields out of what it is given.
+
+    Raises:
+        msgspec.ValidationError: it is none.
+    """
+    common = msgspec.convert({name: fields.pop(name, None) for name in _Line.__struct_fields__}, _Line)
+    return Event(common.ts, common.host, common.run_id, common.round, common.event, fields, line)
 
 
 def _records(run_dir: Path) -> tuple[Record, ...]:
