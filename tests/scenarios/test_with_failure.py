@@ -33,11 +33,3 @@ def test_the_job_goes_on_with_a_host_less_and_grows_again_within_rounding(name: 
     mode = MODES[name]
     with_failure.run_shrunk(mode, tmp_path / "b", phase_a=baseline(mode))
     assert with_failure.compare_shrunk(mode, baseline(mode), tmp_path / "b") == []
-
-
-def test_a_target_in_which_nothing_happened_is_a_complaint(baseline: Made, untroubled: Made):
-    mode = MODES["fsdp2_tp_2x2"]
-    for compared in (with_failure.compare_spared, with_failure.compare_shrunk):
-        complaints = compared(mode, baseline(mode), untroubled(mode))
-        assert any("another story" in line for line in complaints)
-        assert any("the receipts are [] instead of" in line for line in complaints)
