@@ -1,7 +1,9 @@
 """Rule 10: when peers point at one another, who may be named.
 
 A peer whose connection broke is named only if two ranks on two other hosts point at it, or one does and its own agent
-does not answer; and never if it told a story of its own first, or was alive to accuse somebody itself.
+does not answer; and never if it told a story of its own first, or was alive to accuse somebody itself. Several may be
+named at once, if no rank points at two of them (the second connection may have broken because of the first) and they
+do not outnumber those who point at them (a few that have lost the network accuse many).
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ class Judgement(msgspec.Struct, frozen=True):
     """What the accusations amount to.
 
     Args:
-        convicted: the one host that may be named, if any.
+        convicted: the hosts that may be named.
         suspects: hosts that were accused, with the number of independent accusers.
         accusations: the lines that count.
         why: one phrase.
     """
 
-    convicted: str | None
+    convicted: tuple[str, ...]
     suspects: tuple[tuple[str, int], ...]
     accusations: tuple[Finding, ...]
     why: str
@@ -65,11 +67,24 @@ def judge_accusations(findings: Sequence[Finding], table: HostTable) -> Judgemen
         if (len(by) >= 2 or (by and host in silent)) and host not in talkative | alive | answering
     ]
     suspects = tuple((host, len(by)) for host, by in accusers.items())
-    if len(guilty) == 1:
-        how = f"{len(accusers[guilty[0]])} hosts point at it" if len(accusers[guilty[0]]) > 1 else "its agent is silent"
-        return Judgement(guilty[0], suspects, tuple(counted), how)
+    pointing = {reporter for host in guilty for reporter in accusers[host]}
+    if len(guilty) == 1 or (guilty and len(guilty) <= len(pointing) and not _twice(counted, guilty, table)):
+        fewest = min(len(accusers[host]) for host in guilty)
+        how = f"{fewest} hosts point at {'it' if len(guilty) == 1 else 'each'}" if fewest > 1 else "its agent is silent"
+        return Judgement(tuple(guilty), suspects, tuple(counted), how)
     why = "several hosts are accused alike" if guilty else "too few independent accusers to name anybody"
-    return Judgement(None, suspects, tuple(counted), why)
+    return Judgement((), suspects, tuple(counted), why)
+
+
+def _twice(accusations: Sequence[Finding], guilty: Sequence[str], table: HostTable) -> bool:
+    """Whether somebody points at more than one of them."""
+    pointed: dict[object, str] = {}
+    for item in accusations:
+        who = item.rank if item.rank is not None else item.reporter
+        accused = table.name(item.peer)
+        if accused is not None and accused in guilty and pointed.setdefault(who, accused) != accused:
+            return True
+    return False
 
 
 def _with_own_story(findings: Sequence[Finding], accusations: Sequence[Finding]) -> set[str]:

@@ -15,6 +15,7 @@ _CHECKPOINT = re.compile(
 )
 _SHARED = re.compile(r"torch/utils/data/|/multiprocessing/|/dev/shm|reductions\.py", re.I)
 _LOCAL_PATH = re.compile(r"['\"](?:/dev/shm|/tmp|/var/tmp|/local|/run)\b")
+_SHM_PATH = re.compile(r"['\"]/dev/shm\b")
 _BROKEN_DATA = re.compile(
     r"truncated|unexpected e(?:of|nd of)|ended unexpectedly|corrupt|not a zip file|bad (?:magic|crc)"
     r"|magic (?:number|bytes)|checksum mismatch|signature not found|incomplete metadata|premature end",
@@ -204,7 +205,8 @@ def _by_errno(error: ErrorRecord) -> Reading | None:
         return None
     around = "\n".join([error.message, *(frame[0] for frame in error.frames)])
     checkpoint = bool(_CHECKPOINT.search(around))
-    if code == 28 and (_LOCAL_PATH.search(error.message) or (_SHARED.search(around) and not checkpoint)):
+    local = _LOCAL_PATH.search(error.message) or _SHARED.search(around)
+    if code == 28 and (_SHM_PATH.search(error.message) or (local and not checkpoint)):
         return Reading(Cause.SHM_FULL)
     cause = _ERRNOS[code][0 if checkpoint else 1]
     return Reading(Cause.NETWORK, Role.CASCADE) if cause is None else Reading(cause)

@@ -175,9 +175,9 @@ def _name_accused(naming: Naming, _: Sequence[Finding], findings: Sequence[Findi
         Suspect(host, 0.5 if count > 1 else 0.25, f"accused by {count} host(s)") for host, count in judgement.suspects
     )
     naming.why = judgement.why
-    if judgement.convicted is not None:
+    if judgement.convicted:
         naming.kind = VerdictKind.BAD_NODE_KNOWN
-        naming.hosts = (NamedHost(judgement.convicted, Provenance.ACCUSED),)
+        naming.hosts = tuple(NamedHost(host, Provenance.ACCUSED) for host in judgement.convicted)
     elif probed:
         naming.kind, naming.hosts = VerdictKind.BAD_NODE_KNOWN, _named(probed)
 
