@@ -366,7 +366,7 @@ def lives(examples: int, steps: int, same: bool = False) -> settings:
 
 
 def test_the_invariants_hold_whatever_happens():
-    run_state_machine_as_test(Job, settings=lives(800, 50, same=True))
+    run_state_machine_as_test(Job, settings=lives(2400, 50, same=True))
 
 
 @pytest.mark.soak
