@@ -125,7 +125,8 @@ class LogMatch(msgspec.Struct, frozen=True, tag=True):
         line: line number in the log, from 1.
         time: seconds, as the line itself tells (only comparable within one log); ``None`` if it carries no time.
         rank: the rank that printed it or that it is about; ``None`` if unknown.
-        host: the host it is *about* (not the messenger), as spelled in the line; ``None`` if unknown.
+        host: the host it is *about* (not the messenger), as spelled in the line; ``None`` if unknown. In brackets it is
+            the name in a heading above the line, which may be a host's and anything else.
         peer: address of an accused peer (``10.0.0.42``), for accusations.
         code: an exit code, signal or errno in the line.
         path: a file path in the line.

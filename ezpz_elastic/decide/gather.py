@@ -200,7 +200,7 @@ def _add_log_match(
         spelled = match.reporter  # a host's own kernel is about that host
     elif spelled is None and match.rank is None and match.cause in {Cause.DEVICE_FAULT, Cause.OOM_DEVICE}:
         spelled = match.reporter  # a device is the printer's own
-    if spelled is not None and spelled.startswith("["):  # a tag in brackets, which may be a host and anything else
+    if spelled is not None and spelled.startswith("["):  # a tag or a heading, which may be a host and anything else
         spelled = spelled.strip("[]") if table.known and table.name(spelled.strip("[]")) else None
     host = table.name(spelled)
     finding = _refine(

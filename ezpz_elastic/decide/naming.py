@@ -28,6 +28,7 @@ _KIND = {
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,15})")
 _MEMBER = re.compile(r"\[(?:PG ([^\]\n]{1,160}?) )?Rank (\d{1,9})\]")
 _WAITED = frozenset({"nccl.watchdog-timeout"})
+_MISSES_ONE = "torch.monitored-barrier-all"
 _IMPORT = re.compile(r"\b(?:ImportError|ModuleNotFoundError)\b")
 
 
@@ -92,7 +93,8 @@ def _name_for_device_memory(naming: Naming, alike: Sequence[Finding], _: Sequenc
 
 def _name_for_hang(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], table: HostTable) -> None:
     """Only a rank that is behind is a hint: whoever prints that it waited too long is the messenger."""
-    _name_if_one(naming, [item for item in alike if item.witness is Witness.AGENT] or behind(alike, table))
+    told = [item for item in alike if item.witness is Witness.AGENT]
+    _name_if_one(naming, told or _missing(alike) or behind(alike, table))
     if naming.kind is VerdictKind.BAD_NODE_BLIND:
         naming.suspects = _suspects(item for item in alike if item.signature not in _WAITED)
 
@@ -133,6 +135,14 @@ def _name_lost(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], _
     naming.kind, naming.cause = VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.WORKER_KILLED
     naming.suspects = _suspects(alike)
     naming.why = "several ranks alike: a teardown kills so too"
+
+
+def _missing(hangs: Sequence[Finding]) -> list[Finding]:
+    """The one rank that did not come to a barrier that waited for all, if nothing says so of another."""
+    told = [item for item in hangs if item.signature.startswith("torch.monitored-barrier")]
+    ranks = {item.rank for item in told}
+    alone = len(ranks) == 1 and None not in ranks
+    return told if alone and any(item.signature == _MISSES_ONE for item in told) else []
 
 
 def behind(hangs: Sequence[Finding], table: HostTable) -> list[Finding]:

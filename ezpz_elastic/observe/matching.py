@@ -8,6 +8,7 @@ from collections import Counter, deque
 import msgspec
 
 from ezpz_elastic.decide.evidence import LogMatch
+from ezpz_elastic.observe.headings import heading, list_head
 from ezpz_elastic.observe.scanner import FRAME, HitLine
 from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, parse_prefix
 from ezpz_elastic.signatures import Library, Signature
@@ -170,6 +171,9 @@ class Matcher:
             frame=frame[1] if line.number - frame[0] <= entry.within else "",
             provenance=entry.provenance,
         )
+        if entry.heading and not hosts and base.reporter is None and base.rank is None and base.task is None:
+            head = list_head(line.above) if signature.emitter == "nodes" else heading(line.above)
+            base = msgspec.structs.replace(base, host=head)
         base = self._inherit(signature, base, hosts[0] if hosts else None)
         made = [_with_host(base, host, alone=len(hosts) == 1) for host in hosts] or [base]
         self._latest[signature.id] = made[0]

@@ -38,6 +38,8 @@ _AFTER = 4096
 _END = 2048
 _BELOW = 5
 """How many lines below a stack frame are handed over with it: its code, marks under the code, the traceback's end."""
+_ABOVE = 1024
+"""How many bytes above a line are looked at for the heading it stands under."""
 _PIECES = 64
 """How many pieces of one endless line are reported."""
 
@@ -51,6 +53,7 @@ class HitLine(msgspec.Struct, frozen=True):
         ids: indexes into ``library.signatures``, or ``FRAME``.
         step: the last training step shown before it.
         below: for a stack frame the lines that follow it, clean, at most five.
+        above: for a line that may stand under a heading the lines before it, clean, the nearest last, of one KiB.
     """
 
     number: int
@@ -58,6 +61,7 @@ class HitLine(msgspec.Struct, frozen=True):
     ids: tuple[int, ...]
     step: int | None
     below: tuple[str, ...] = ()
+    above: tuple[str, ...] = ()
 
 
 class Scanner:
@@ -82,7 +86,9 @@ class Scanner:
         self._library = library
         self.steps = StepTracker()
         self._hits: list[tuple[int, int]] = []
+        self._headed = {number for number, signature in enumerate(library.signatures) if signature.entry.heading}
         self._tail = b""
+        self._above = b""  # what stands before the tail
         self._end = b""
         self._cut = False  # the tail begins within a line
         self._pieces = 0
@@ -179,6 +185,7 @@ class Scanner:
         self._cut = False
         self._number += self._tail.count(b"\n") + self._count(chunk, cut)
         self._base += len(self._tail) + cut
+        self._above = chunk[cut - _ABOVE : cut] if cut >= _ABOVE else (self._above + self._tail + chunk[:cut])[-_ABOVE:]
         self._tail = chunk[cut:]
 
     def _count(self, chunk: bytes, end: int) -> int:
@@ -214,7 +221,8 @@ class Scanner:
             self._pieces = self._pieces + 1 if within else 0
             if self._pieces < _PIECES:
                 below = tuple(clean(line) for line in following)
-                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self.steps.last, below))
+                above = self._lines_above(data, left) if not self._headed.isdisjoint(ids) else ()
+                self._on_line(HitLine(number, text, tuple(sorted(set(ids))), self.steps.last, below, above))
         waiting = hits[taken:]
         keep = _line_bounds(data, waiting[0][0] - self._base)[0] if waiting else data.rfind(b"\n") + 1
         keep = len(data) if final else max(keep, len(data) - _BEFORE - _AFTER)
@@ -222,8 +230,16 @@ class Scanner:
         self._number += data.count(b"\n", 0, keep)
         self._base += keep
         self._cut = 0 < keep < len(data) and data[keep - 1] not in b"\r\n"
+        self._above = data[keep - _ABOVE : keep] if keep >= _ABOVE else (self._above + data[:keep])[-_ABOVE:]
         self._tail = data[keep:]
         self._hits = waiting
+
+    def _lines_above(self, data: bytes, left: int) -> tuple[str, ...]:
+        """The whole lines that end within one KiB before a line's start."""
+        before = data[left - _ABOVE : left] if left >= _ABOVE else (self._above + data[:left])[-_ABOVE:]
+        lines = before.split(b"\n")[:-1]
+        whole = lines[1:] if len(before) == _ABOVE else lines
+        return tuple(clean(line) for line in whole)
 
 
 def _line_bounds(data: bytes, at: int) -> tuple[int, int | None]:

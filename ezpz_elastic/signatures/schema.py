@@ -77,6 +77,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             says itself, as against a log that mentions it. A file may say so for all its entries.
         provenance: how a host in the line is told to have been found: ``scraped`` (the line names it), or ``lost``
             where the scheduler or a lease says that it is gone.
+        heading: whether a line that names no host may stand under a heading that does: a list of one node's
+            properties, a host's own messages below its name.
     """
 
     id: str
@@ -97,6 +99,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: int | None = None
     anchored: bool = False
     provenance: Provenance = Provenance.SCRAPED
+    heading: bool = False
 
 
 class ContextEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

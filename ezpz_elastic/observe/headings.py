@@ -1,0 +1,41 @@
+"""Whose a line is that stands under a heading: the lines above it -> a host's name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ezpz_elastic.observe.text import parse_prefix
+
+__all__ = ["heading", "list_head"]
+
+_NAME_ALONE = re.compile(r"(?:NodeName=)?(?P<host>[A-Za-z0-9][\w.\-]{0,200})(?: [A-Z]\w{1,30}=|:?$)")
+"""The head of a list of a node's properties."""
+_RULED = re.compile(
+    r"[-=#*+>~]{2,60} {0,4}(?:[a-z]{2,12}:? ){0,4}[\[(]?(?P<host>[A-Za-z0-9][\w.\-]{0,200})[\])]?:? {0,4}"
+    r"[-=#*+<~]{0,60}$"
+)
+_RULER = re.compile(r"[-=#*~]{3,200}$")
+"""How a heading stands out from what it heads: behind a ruler, or between two."""
+_OUTPUT = re.compile(r"\b(?:step|iter|iteration|epoch|loss)\b|\[rank\d|\brank \d", re.I)
+"""What a job prints, and no heading's messages are."""
+
+
+def list_head(above: Sequence[str]) -> str | None:
+    """The node in whose list of properties a line stands: the nearest name alone above it."""
+    heads = (_NAME_ALONE.match(parse_prefix(text).rest) for text in reversed(above) if text[:1] not in {" ", "\t"})
+    return next((head.group("host") for head in heads if head is not None), None)
+
+
+def heading(above: Sequence[str]) -> str | None:
+    """The name in the heading that a line stands under, in brackets: it may be a host's and anything else."""
+    for place in range(len(above) - 1, -1, -1):
+        text = parse_prefix(above[place]).rest
+        if _OUTPUT.search(text):
+            return None
+        found = _RULED.match(text)
+        if found is None and place and _RULER.match(above[place - 1]):
+            found = _NAME_ALONE.match(text)
+        if found is not None:
+            return f"[{found.group('host')}]"
+    return None
