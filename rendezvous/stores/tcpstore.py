@@ -2,7 +2,7 @@
 
 Its host is a single point of failure. No operation blocks inside C++ for longer than ``OP_TIMEOUT``: waiting is a
 short poll with back-off, so that signals, stops and heartbeats are never held up by a waiting client. Only to connect
-may take longer, see ``OPEN_TIMEOUT``.
+may take longer, see ``OPEN_TIMEOUTS``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet"
 OP_TIMEOUT = 5.0
 """Seconds one operation may take before the store counts as unavailable."""
 
-OPEN_TIMEOUT = 15.0
-"""Seconds torch's client may take to connect where ``OP_TIMEOUT`` has not been enough. It asks the name service for the
+OPEN_TIMEOUTS = (2.0, OP_TIMEOUT, 15.0)
+"""Seconds torch's client may take to connect: at first, and when that was not enough. It asks the name service for the
 peer's name before it does so, for an address in figures too, and nothing switches that off; a resolver asks again after
 5 s when a packet was lost, and gives up after a multiple of it. Whether the store is there at all is known before, from
-its greeting; if it goes in between, torch tries on until the time is over, once or twice, and cannot be interrupted. So
-the long time is given only after the short one has passed and the endpoint has greeted again."""
+its greeting; if it goes in between, torch tries on until the time is over, twice, and cannot be interrupted. So the
+endpoint has to greet before each attempt, and the long ones come last: with a name service that answers, an agent that
+is told to go meanwhile has gone within 5 s."""
 
 DESCRIPTORS = 1 << 16
 """Descriptors that the process which serves the store may have: enough for 10,000 agents."""
@@ -111,7 +112,7 @@ def serve_c10d(host: str) -> TCPStore:
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=OPEN_TIMEOUT),
+        timeout=timedelta(seconds=OPEN_TIMEOUTS[-1]),
         master_listen_fd=listener.detach(),
     )
     store.set_timeout(timedelta(seconds=OP_TIMEOUT))
@@ -368,10 +369,11 @@ class TcpStore:
             raise StoreUnavailable(f"store at {self._host}:{self._port}: {error}") from error
 
     def _open(self) -> TCPStore:
-        try:
-            return self._dial(OP_TIMEOUT)
-        except DistError:  # a slow name service, or the store has gone meanwhile: its greeting tells
-            return self._dial(OPEN_TIMEOUT)
+        *first, last = OPEN_TIMEOUTS
+        for timeout in first:
+            with contextlib.suppress(DistError):  # slow, or gone meanwhile: the next greeting tells
+                return self._dial(timeout)
+        return self._dial(last)
 
     def _dial(self, timeout: float) -> TCPStore:
         greeting = greet(self._host, self._port)
