@@ -22,6 +22,7 @@ from ezpz_elastic.decide.verdict import Cause, Verdict, VerdictKind
 
 __all__ = ["Context", "classify"]
 
+_AGENT_SIGNALLED = frozenset({"torch.elastic-signalled", "torch.elastic-signal-exception"})
 _EVIDENCE_LIMIT = 20
 _SET_ASIDE_LIMIT = 40
 _LONG_AFTER_STEPS = 10
@@ -61,7 +62,7 @@ def _effective_exit(case: Gathered, context: Context) -> int | None:
     """The attempt's exit code; a launcher's inner code where the outer one claims success or says nothing (rule 6)."""
     code = context.exit_code
     if code in {1, None}:  # torchrun's agent turns a signal it received into exit code 1
-        told = [item.code for item in case.findings if item.signature == "torch.elastic-signalled"]
+        told = [item.code for item in case.findings if item.signature in _AGENT_SIGNALLED]
         code = {15: 143, 2: 130}.get(told[0] or 0, code) if told else code
     if code not in {0, None}:
         return code

@@ -29,7 +29,7 @@ _FOLLOWS_STEPS = 50
 _OWN_LINES = 300
 """A rank that printed so many lines after an error went on; a traceback with its echoes is shorter."""
 _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
-_CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi"})
+_CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi", "launcher", "lsf"})
 """Launchers that kill what is left of a job with signal 9 when a rank ended; PALS does not."""
 _TEARDOWN = frozenset({"slurm.teardown", "slurm.step-cancelled"})
 _RAISED = re.compile(r"(?:Error|Exception): ").search

@@ -29,6 +29,7 @@ from ezpz_elastic.decide.exits import (
 )
 from ezpz_elastic.decide.findings import Finding, evidence_line
 from ezpz_elastic.decide.hosts import HostTable
+from ezpz_elastic.decide.place import spelled_host
 from ezpz_elastic.decide.reports import from_exit, from_report, unkillable
 from ezpz_elastic.decide.verdict import Cause, EvidenceLine, Provenance
 
@@ -195,13 +196,7 @@ def _printed_before(item: LogMatch, other: Evidence) -> bool:
 def _add_log_match(
     match: LogMatch, index: int, table: HostTable, findings: list[Finding], dropped: list[EvidenceLine]
 ) -> None:
-    spelled = match.host
-    if spelled is None and match.emitter == "kernel":
-        spelled = match.reporter  # a host's own kernel is about that host
-    elif spelled is None and match.rank is None and match.cause in {Cause.DEVICE_FAULT, Cause.OOM_DEVICE}:
-        spelled = match.reporter  # a device is the printer's own
-    if spelled is not None and spelled.startswith("["):  # a tag or a heading, which may be a host and anything else
-        spelled = spelled.strip("[]") if table.known and table.name(spelled.strip("[]")) else None
+    spelled = spelled_host(match, table)
     host = table.name(spelled)
     finding = _refine(
         match,

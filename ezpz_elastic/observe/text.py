@@ -33,6 +33,7 @@ _PREFIX = re.compile(
     r"|\[\d{1,4},(?P<tagged>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
     r"|\[[\w.\-]{1,120}@\d{1,5},(?P<prte>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
     rf"|(?P<stamp>{_STAMP})[ :]{{0,3}}"
+    r"|(?P<nccl>[A-Za-z0-9][\w.\-]{0,160}):\d{1,9}:\d{1,9} \[\d{1,4}\] "
     r"|(?P<task>\d{1,7}): "
     r"|\[(?P<prepended>\d{1,7})\] "
     r"|(?P<tag>\[[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}\]):? "
@@ -91,7 +92,7 @@ def parse_prefix(text: str) -> Prefix:
         rank = int(named) if named is not None else rank
         label = groups["task"] or groups["prepended"] or groups["labelled"]
         task = int(label) if label is not None else task
-        reporter = groups["host"] or groups["node"] or groups["tag"] or reporter
+        reporter = groups["host"] or groups["node"] or groups["nccl"] or groups["tag"] or reporter
         at = found.end()
     if rank is None and (inline := _INLINE_RANK.search(text)):
         rank = int(next(group for group in inline.groups() if group is not None))
