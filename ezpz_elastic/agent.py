@@ -361,4 +361,4 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         try:
             yield
         finally:
-            self._journal.write("span", self._handler.round, name=name, seconds=round(time.monotonic() - began, 6))
+            self._journal.span(self._handler.round, name, time.monotonic() - began)

@@ -51,6 +51,10 @@ class Journal:
             # After a write that failed half-way, a line end first: what is broken stays one line.
             self._file.write(b"\n" + line if self._lost else line)
 
+    def span(self, round_number: int, name: str, seconds: float) -> None:
+        """Append how long a part of a recovery took."""
+        self.write("span", round_number, name=name, seconds=round(seconds, 6))
+
     def append_line(self, name: str, line: str) -> None:
         """Append one line to a text file of the run directory, in one write."""
         with self._lock, self._kept(), (self.directory / name).open("ab", buffering=0) as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -62,6 +63,9 @@ class RunLedger:
     def decided(self, case: Case | None, decision: Decision, retired: Sequence[Retirement]) -> None:
         """A round was ended; ``retired`` are the hosts that were out of the job before. No ``case``: whoever decided is
         gone, and with it who was lost."""
+        if case is not None and case.failed_at is not None:
+            self._journal.span(decision.round, "settle", case.at - case.failed_at)
+            self._journal.span(decision.round, "decide", time.monotonic() - case.at)
         verdict = msgspec.json.decode(decision.verdict, type=Verdict | None)
         if verdict is not None:
             self._journal.write("verdict", decision.round, **msgspec.to_builtins(verdict))

@@ -108,7 +108,7 @@ class RoundWatch:
         launcher.begin()
         self._reporter = Reporter(handler.member, number, self._link, handler.journal, launcher, carried)
         self._leave_at: float | None = None
-        self._hung = self._timed_out = False
+        self._hung = self._timed_out = self._failed = False
         self._speaks_for_all = seat.slot == 0  # a checkpoint is the whole job's; one host tells of it
         self._durable: int | None = None
         eyes.walltime.begin(item.progress for item in files.values())
@@ -167,6 +167,7 @@ class RoundWatch:
         if self._stall.found is not None and not self._hung:
             self._hung = True
             self._reporter.hung(self._exits, self._stall.found)
+            self._detected(self._stall.found.seconds)
         over = self._eyes.walltime.over(self._exits.running())
         if self._eyes.walltime.nudged:
             self._exits.sent(signal.SIGUSR1)
@@ -191,6 +192,7 @@ class RoundWatch:
             selector.unregister(key.fileobj)  # our own stop is never evidence
 
     def _ended(self, local_rank: int, selector: selectors.BaseSelector) -> None:
+        began = time.monotonic()
         found = self._exits.collect(local_rank, selector)
         self._eyes.console.copy()  # the worker's own last words come before ours
         own = [item for item in found if isinstance(item, WorkerExit) and item.by_agent]
@@ -200,9 +202,16 @@ class RoundWatch:
             return  # they have ended because they were told to: that is neither a failure nor success
         self._reporter.ended(self._exits, found)
         if found:
+            self._detected(time.monotonic() - began)
             self._eyes.handler.doubt()
             report = partial(self._reporter.probed, self._exits)
             self._eyes.health.failed(self._eyes.handler.round, self._exits.running(), report)
+
+    def _detected(self, seconds: float) -> None:
+        """What the round's first failure on this host took, from the kernel's word or the last step to its report."""
+        if not self._failed:
+            self._failed = True
+            self._eyes.handler.journal.span(self._eyes.handler.round, "detect", seconds)
 
     def _check(self) -> None:
         """What makes going on pointless although no decision has come."""

@@ -128,6 +128,7 @@ class Membership:
         self._heard: set[str] = set()
         self._succeeded: set[str] = set()
         self._lost: dict[str, str] = {}
+        self._failed_at: float | None = None
         self._settle_until: float | None = None
         self._conclusive = False
         self._forming_since: float | None = None
@@ -302,6 +303,7 @@ class Membership:
         return []
 
     def _open_settle(self, now: float, part: float = 1.0) -> None:
+        self._failed_at = now if self._failed_at is None else self._failed_at
         until = now + part * self.job.settle
         self._settle_until = until if self._settle_until is None else min(until, self._settle_until)
 
@@ -339,7 +341,7 @@ class Membership:
         self._told = {key: item for key, item in self._told.items() if key in self._slots}
         self._grow_since = None
         self._reports, self._heard, self._succeeded, self._lost, self._underway = {}, set(), set(), {}, {}
-        self._settle_until, self._conclusive, self._opened = None, False, False
+        self._failed_at, self._settle_until, self._conclusive, self._opened = None, None, False, False
         self._forming_since = self._enough_since = None
         if decision.action is Action.RESTART:
             self.phase = Phase.FORMING
@@ -466,4 +468,6 @@ class Membership:
             elapsed=elapsed,
             waited=waited,
             ledger=self._ledger,
+            failed_at=self._failed_at,
+            at=now,
         )

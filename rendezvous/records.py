@@ -333,6 +333,8 @@ class Case(msgspec.Struct, frozen=True):
         elapsed: seconds since round 1 was opened.
         waited: seconds this round has been forming; 0 unless ``roster`` is ``None``.
         ledger: the last decision's ledger.
+        failed_at, at: when the first failure of the round was heard of, and when this was put together; seconds on the
+            coordinator's monotonic clock. ``None``: there was no failure.
     """
 
     round: int
@@ -345,6 +347,8 @@ class Case(msgspec.Struct, frozen=True):
     elapsed: float
     waited: float = 0.0
     ledger: msgspec.Raw = msgspec.Raw(b"null")
+    failed_at: float | None = None
+    at: float = 0.0
 
 
 def decode_message(data: bytes, key: str = "inbox") -> Message:

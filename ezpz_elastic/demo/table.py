@@ -12,7 +12,8 @@ from ezpz_elastic.demo.story import Round
 
 __all__ = ["rounds_table", "spans_table"]
 
-_SPANS = ("standby", "rendezvous", "spawn", "import", "init_process_group", "build", "load", "first_step", "stop")
+_BEGINNING = ("standby", "rendezvous", "spawn", "import", "init_process_group", "build", "load", "first_step")
+_END = ("detect", "settle", "decide", "stop")
 _NONE = "–"
 
 
@@ -43,7 +44,7 @@ def rounds_table(lives: Sequence[Round]) -> Table:
 
 
 def spans_table(lives: Sequence[Round]) -> Table:
-    """Seconds per span: those of a round's beginning, and ``stop`` of its end.
+    """Seconds per span: those of a round's beginning, and from ``detect`` on those of its end.
 
     Args:
         lives: the rounds, from the journals.
@@ -52,7 +53,7 @@ def spans_table(lives: Sequence[Round]) -> Table:
     made.add_column("span")
     for life in lives:
         made.add_column(f"round {life.number}", justify="right")
-    for name in _SPANS:
+    for name in (*_BEGINNING, *_END):
         if any(name in life.spans for life in lives):
             made.add_row(name, *(f"{life.spans[name]:.2f}" if name in life.spans else _NONE for life in lives))
     return made

@@ -148,7 +148,7 @@ class RetryLoop:
         facts = Facts(number, ended, self._pool, time.monotonic() - began, remaining, self._durable)
         with log.readable() as path:
             decision = self._judge.decide(facts, path)
-        self._span(number, "decide", time.monotonic() - deciding)
+        self._journal.span(number, "decide", time.monotonic() - deciding)
         return decision
 
     def _open_round(self, number: int) -> None:
@@ -192,17 +192,14 @@ class RetryLoop:
             told=ended.signalled,
             left=list(ended.left),
         )
-        self._span(number, "attempt", ended.seconds)
-        self._span(number, "stop", ended.stopping)
+        self._journal.span(number, "attempt", ended.seconds)
+        self._journal.span(number, "stop", ended.stopping)
         saved = [eye.saved, newest_checkpoint(self._options.checkpoints), self._durable]
         if eye.first is not None:
             self._first = eye.first if self._first is None else self._first
             saved.append(eye.first - 1 if eye.first > self._first else None)
         self._durable = max((step for step in saved if step is not None), default=None)
         self._journal.write("progress", number, first_step=eye.first, durable_step=self._durable)
-
-    def _span(self, number: int, name: str, seconds: float) -> None:
-        self._journal.write("span", number, name=name, seconds=round(seconds, 6))
 
     def _record(self, decision: Decision) -> None:
         hosts = len(self._pool.active)

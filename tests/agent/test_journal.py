@@ -112,6 +112,15 @@ def test_the_first_round_admits_no_spare(ledger, tmp_path):
     assert [e["event"] for e in events(tmp_path)] == ["round_committed"]
 
 
+def test_a_failure_is_told_with_the_time_others_had_to_report_it_and_that_of_the_decision(ledger, tmp_path):
+    failed = msgspec.structs.replace(case(1), failed_at=10.0, at=10.75)
+    ledger.decided(failed, decision(1, Action.STOP), ())
+    ledger.decided(msgspec.structs.replace(case(2), at=11.0), decision(2, Action.STOP), ())
+    spans = [(e["round"], e["name"]) for e in events(tmp_path) if e["event"] == "span"]
+    assert spans == [(1, "settle"), (1, "decide")]
+    assert next(e["seconds"] for e in events(tmp_path) if e.get("name") == "settle") == 0.75
+
+
 def test_a_benched_host_has_its_line_and_is_not_retired(ledger, tmp_path):
     answer = decision(1, Action.STOP)
     benched = msgspec.structs.replace(answer, retired=(Retirement("b", "blind", "picked", benched=True),))

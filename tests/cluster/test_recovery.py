@@ -70,6 +70,8 @@ def test_a_killed_worker_restarts_on_the_same_hosts_and_nobody_is_retired(cluste
     killed = [event for event in cluster.events("worker_exited") if event["signal"] == signal.SIGKILL]
     assert [event["rank"] for event in killed] == [1]
     assert resumed(cluster, 2) == 4
+    told = {event["name"] for event in cluster.events("span") if event["round"] == 1}
+    assert {"detect", "settle", "decide", "stop"} <= told
     cluster.assert_nothing_left()
 
 

@@ -81,6 +81,9 @@ def test_other_reports_wait_for_everybody_or_for_the_settle_window():
     assert story.cases == []
     story.pass_time(0.2)
     assert len(story.cases) == 1
+    case = story.cases[0].case
+    assert case.failed_at is not None
+    assert 1.0 <= case.at - case.failed_at < 1.2
 
     story = running(A, B)
     story.tell(report(A, 1), report(B, 1))
