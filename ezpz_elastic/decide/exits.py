@@ -140,17 +140,21 @@ def _cleaned_up(findings: Sequence[Finding]) -> set[int]:
 
 
 def expired_after_their_end(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, with a lease that ran out no loss of a host whose processes had told their end before.
+    """The findings, with a lease that ran out no loss of a host whose processes may have told their end before.
 
     An agent that leaves after its workers ended sends no further sign of life either.
     """
-    ended: dict[tuple[str, str], float] = {}
+    ended: dict[tuple[str, str | None], float] = {}
     for item in findings:
-        if item.host is not None and (item.primary or item.cause is Cause.WORKER_EXIT) and not _is_lease(item):
+        if (item.primary or item.cause is Cause.WORKER_EXIT) and not _is_lease(item):
             ended.setdefault((item.source, item.host), item.order)
+
+    def told_before(item: Finding) -> bool:
+        return any(ended.get((item.source, host), item.order) < item.order for host in (item.host, None))
+
     return [
         msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
-        if _is_lease(item) and ended.get((item.source, item.host or ""), item.order) < item.order
+        if _is_lease(item) and told_before(item)
         else item
         for item in findings
     ]

@@ -121,10 +121,9 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
             else:
                 findings.append(finding)
     findings, earlier = last_attempt(findings)
-    findings = came_back(expired_after_their_end(findings))
     dropped += [evidence_line(item, "belongs to an earlier attempt") for item in earlier]
     return Gathered(
-        tuple(teardown_kills(consequent_exits(silent_children(findings)), table)),
+        tuple(teardown_kills(expired_after_their_end(consequent_exits(silent_children(came_back(findings)))), table)),
         table,
         tuple(dropped),
         tuple(exits),
@@ -224,6 +223,10 @@ def _add_log_match(
             line=match.line,
         ),
     )
+    if match.emitter == "nodes" and match.rank is not None and finding.primary:  # a rank is a peer, and no controller
+        finding = msgspec.structs.replace(
+            finding, cause=Cause.NETWORK, role=Role.CASCADE, peer=host, host=finding.reporter
+        )
     if spelled and host is None:
         dropped.append(evidence_line(finding, f"{spelled} is no host of this attempt"))
     elif finding.role is Role.BENIGN:

@@ -171,9 +171,8 @@ class Matcher:
             frame=frame[1] if line.number - frame[0] <= entry.within else "",
             provenance=entry.provenance,
         )
-        if entry.heading and not hosts and base.reporter is None and base.rank is None and base.task is None:
-            head = list_head(line.above) if signature.emitter == "nodes" else heading(line.above)
-            base = msgspec.structs.replace(base, host=head)
+        if entry.heading and not hosts:
+            base = msgspec.structs.replace(base, host=_headed(signature, base, line, prefix))
         base = self._inherit(signature, base, hosts[0] if hosts else None)
         made = [_with_host(base, host, alone=len(hosts) == 1) for host in hosts] or [base]
         self._latest[signature.id] = made[0]
@@ -234,6 +233,14 @@ def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | No
         return None
     quoted = before.count('"') % 2 == 1 or before.count("`") % 2 == 1 or before[-1:] in {"'", '"'}
     return None if quoted else found
+
+
+def _headed(signature: Signature, match: LogMatch, line: HitLine, prefix: Prefix) -> str | None:
+    """The host whose name stands before or above a line, where such a line tells of the host that it belongs to."""
+    if signature.emitter == "nodes":  # a property: behind the node's name, or indented below it
+        return prefix.reporter if prefix.reporter and prefix.rest[:1] not in {" ", "\t"} else list_head(line.above)
+    labelled = match.reporter is not None or match.rank is not None or match.task is not None
+    return None if labelled else heading(line.above)
 
 
 def _with_host(match: LogMatch, host: str | None, *, alone: bool) -> LogMatch:
