@@ -21,10 +21,24 @@ _OUTPUT = re.compile(r"\b(?:step|iter|iteration|epoch|loss)\b|\[rank\d|\brank \d
 """What a job prints, and no heading's messages are."""
 
 
-def list_head(above: Sequence[str]) -> str | None:
-    """The node in whose list of properties a line stands: the nearest name alone above it."""
-    heads = (_NAME_ALONE.match(parse_prefix(text).rest) for text in reversed(above) if text[:1] not in {" ", "\t"})
-    return next((head.group("host") for head in heads if head is not None), None)
+def list_head(above: Sequence[str], text: str) -> str | None:
+    """The node in whose list of properties a line stands: the nearest name alone above it.
+
+    Args:
+        above: the lines before it, the nearest last.
+        text: the line itself. Where a property stands twice from the name on, another name is missing in between.
+    """
+    told = {_property(text)}
+    for line in reversed(above):
+        if line[:1] in {" ", "\t"}:
+            if _property(line) in told:
+                return None
+            told.add(_property(line))
+            continue
+        head = _NAME_ALONE.match(parse_prefix(line).rest)
+        if head is not None:
+            return head.group("host")
+    return None
 
 
 def heading(above: Sequence[str]) -> str | None:
@@ -33,9 +47,16 @@ def heading(above: Sequence[str]) -> str | None:
         text = parse_prefix(above[place]).rest
         if _OUTPUT.search(text):
             return None
+        if _RULER.match(text):  # the lower of two, with the name between them
+            named = place > 1 and _RULER.match(above[place - 2])
+            found = _NAME_ALONE.match(above[place - 1]) if named else None
+            return f"[{found.group('host')}]" if found is not None else None
         found = _RULED.match(text)
-        if found is None and place and _RULER.match(above[place - 1]):
-            found = _NAME_ALONE.match(text)
         if found is not None:
             return f"[{found.group('host')}]"
     return None
+
+
+def _property(text: str) -> str:
+    """What a line of a list tells: the word before its first equals sign."""
+    return text.partition("=")[0].strip()

@@ -238,7 +238,11 @@ def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | No
 def _headed(signature: Signature, match: LogMatch, line: HitLine, prefix: Prefix) -> str | None:
     """The host whose name stands before or above a line, where such a line tells of the host that it belongs to."""
     if signature.emitter == "nodes":  # a property: behind the node's name, or indented below it
-        return prefix.reporter if prefix.reporter and prefix.rest[:1] not in {" ", "\t"} else list_head(line.above)
+        return (
+            prefix.reporter
+            if prefix.reporter and prefix.rest[:1] not in {" ", "\t"}
+            else list_head(line.above, line.text)
+        )
     labelled = match.reporter is not None or match.rank is not None or match.task is not None
     return None if labelled else heading(line.above)
 
