@@ -33,6 +33,8 @@ _CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi", "launcher", "lsf"})
 """Launchers that kill what is left of a job with signal 9 when a rank ended; PALS does not."""
 _TEARDOWN = frozenset({"slurm.teardown", "slurm.step-cancelled"})
 _RAISED = re.compile(r"(?:Error|Exception): ").search
+_NO_ANSWER = frozenset({"nodes.declared-down", "slurm.not-responding", "cloud.node-not-ready"})
+_GIVEN_UP = re.compile(r"\b(?:down|dead|lost)\b", re.I).search
 _RESTARTED_STEPS = 20
 """So many steps after an exit record are those of a restarted worker group."""
 _CAN_BE_HANDLED = frozenset(
@@ -161,14 +163,19 @@ def expired_after_their_end(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def came_back(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, with a host no longer lost that the same log says to be there again later."""
+    """The findings, with a host no longer lost that was only said not to answer, and answers again later.
+
+    One that was set down, whose daemon died or that took the job with it is lost for this attempt all the same.
+    """
     back: dict[tuple[str, str], float] = {}
     for item in findings:
         if item.signature == "nodes.back" and item.host is not None:
             back[item.source, item.host] = item.order
     return [
         msgspec.structs.replace(item, role=Role.CASCADE, cause=Cause.UNKNOWN)
-        if item.cause is Cause.HOST_LOST and back.get((item.source, item.host or ""), item.order) > item.order
+        if item.signature in _NO_ANSWER
+        and not _GIVEN_UP(item.text)
+        and back.get((item.source, item.host or ""), item.order) > item.order
         else item
         for item in findings
     ]

@@ -10,7 +10,7 @@ import msgspec
 from ezpz_elastic.decide.evidence import LogMatch
 from ezpz_elastic.observe.headings import heading, list_head
 from ezpz_elastic.observe.scanner import FRAME, HitLine
-from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, parse_prefix
+from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, is_relay, parse_prefix
 from ezpz_elastic.signatures import Library, Signature
 
 __all__ = ["Matcher"]
@@ -226,7 +226,7 @@ def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | No
     if found is None or (signature.entry.anchored and place > ahead):
         found = signature.regex.search(text[ahead:])
         place = -1 if found is None else ahead + found.start()
-    if found is None or (signature.entry.anchored and place > ahead):
+    if found is None or (signature.entry.anchored and place > ahead and not is_relay(text[ahead:place])):
         return None
     before = text[ahead:place]
     if _MENTION.search(before):

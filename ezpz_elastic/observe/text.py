@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-__all__ = ["Prefix", "clean", "clock", "expand_hosts", "parse_prefix", "strip_escapes"]
+__all__ = ["Prefix", "clean", "clock", "expand_hosts", "is_relay", "parse_prefix", "strip_escapes"]
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?<=>]{0,64}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x1b]")
@@ -42,10 +42,23 @@ _PREFIX = re.compile(
     r"(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
     r")"
 )
+_RELAY = re.compile(
+    r"(?:[ \t]{0,4}(?:"
+    r"\[?(?:DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|FATAL|CRITICAL|debug|info|warning|error|fatal)\]?(?::|(?=[ \t]))"
+    r"|[IWEF]\d{4} \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: {1,8}\d{1,9} [\w./\-]{1,120}:\d{1,6}\])?"
+    rf"|\d\d/\d\d/\d{{2,4}} \d\d:\d\d:\d\d(?:[.,]\d{{1,6}})?|{_STAMP}"
+    r"|-(?=[ \t])|=+>|>{1,3}|\|"
+    r"|\[?(?:srun|mpiexec|mpirun|prterun|pals\w{0,4}|PALS|slurm\w{0,8}|pbs\w{0,8}|PBS|ezpz[\w./\-]{0,60}|torchrun"
+    r"|launch(?:er)?|agent|wrapper|stderr|stdout|[\w./\-]{1,80}\.(?:err|out|log|py))(?:\[\d{1,9}\])?\]?(?::|(?=[ \t]))"
+    r"|[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}(?::|(?=[ \t]))"
+    r")){1,8}[ \t]{0,4}"
+)
+"""What a logger or a wrapper writes before a line that it hands on: levels, times, names of programs and of hosts."""
 _CLOCK = re.compile(r"(?<![\d:])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,6}))?(?![\d:])")
 _INLINE_RANK = re.compile(r"\[Rank (\d{1,7})\]|\(RANK (\d{1,7})\)|\bRank (\d{1,7})\] ")
 _RANGE = re.compile(r"^(.{0,120}?)\[([\d,\-]{1,300})\](.{0,120})$")
 _HOST_LIMIT = 4096
+_RELAY_LIMIT = 200
 _NODE_ID = re.compile(r"^'(.{1,200}?)(?:_\d{1,9}_\d{1,6})?'$")
 """A node as torch's rendezvous spells it in quotation marks: host, process, number."""
 
@@ -97,6 +110,11 @@ def parse_prefix(text: str) -> Prefix:
     if rank is None and (inline := _INLINE_RANK.search(text)):
         rank = int(next(group for group in inline.groups() if group is not None))
     return Prefix(text[at:], rank, task, reporter)
+
+
+def is_relay(before: str) -> bool:
+    """Whether these are words of somebody who only hands on the line that follows them."""
+    return len(before) <= _RELAY_LIMIT and _RELAY.fullmatch(before) is not None
 
 
 def clock(text: str) -> float | None:
