@@ -174,22 +174,28 @@ def _in_time_order(evidence: Sequence[Evidence]) -> list[Evidence]:
     """File order, put right where two lines of one log carry times that differ by a few minutes at most.
 
     Ranks' output is buffered, so a line may stand later than it was printed. Times further apart than that are left
-    alone: a log may mix time zones, and a clock time without a date wraps at midnight.
+    alone: a log may mix time zones, and a clock time without a date wraps at midnight. A line without a time goes with
+    the one before it.
     """
-    ordered: list[Evidence] = []
+    ordered: list[tuple[str, float | None, Evidence]] = []
+    latest: dict[str, float] = {}
     for item in evidence:
+        file, time = (item.file, item.time) if isinstance(item, LogMatch) else ("", None)
+        if time is not None:
+            latest[file] = time
         at = len(ordered)
-        if isinstance(item, LogMatch) and item.time is not None:
-            while at > 0 and _printed_before(item, ordered[at - 1]):
+        if time is not None:
+            while at > 0 and _printed_before(file, time, ordered[at - 1]):
                 at -= 1
-        ordered.insert(at, item)
-    return ordered
+        ordered.insert(at, (file, latest.get(file), item))
+    return [item for _, _, item in ordered]
 
 
-def _printed_before(item: LogMatch, other: Evidence) -> bool:
-    if not isinstance(other, LogMatch) or other.time is None or item.time is None or other.file != item.file:
+def _printed_before(file: str, time: float, other: tuple[str, float | None, Evidence]) -> bool:
+    told, then, item = other
+    if not isinstance(item, LogMatch) or told != file or then is None:
         return False
-    return 0 < (other.time - item.time + _DAY_S) % _DAY_S <= _REORDER_S
+    return 0 < (then - time + _DAY_S) % _DAY_S <= _REORDER_S
 
 
 def _add_log_match(

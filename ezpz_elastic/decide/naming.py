@@ -129,7 +129,8 @@ def _name_all(naming: Naming, alike: Sequence[Finding]) -> None:
 def _name_lost(naming: Naming, alike: Sequence[Finding], _: Sequence[Finding], __: HostTable) -> None:
     """Lost hosts; where only doubtful lines say so, one alone is a lost host and several are a launcher's teardown."""
     settled = [item for item in alike if item.certainty is not Certainty.DOUBTFUL]
-    if settled or len(alike) == 1:
+    deaths = {(item.host, item.rank) if item.rank is not None else id(item) for item in alike}
+    if settled or len(deaths) == 1:  # one death, however often it is told
         _name_all(naming, settled or alike)
         return
     naming.kind, naming.cause = VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.WORKER_KILLED
