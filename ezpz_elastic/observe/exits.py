@@ -18,10 +18,11 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 from ezpz_elastic.decide.evidence import ErrorRecord, Evidence, WorkerExit
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.observe import progress
+from ezpz_elastic.observe.death_watch import DeathWatch
 from ezpz_elastic.observe.logs import last_error, last_lines, scan_rank_log
 from ezpz_elastic.observe.oom import OomWatch
 from ezpz_elastic.observe.steps import StepTracker
-from ezpz_elastic.observe.workers import DeathWatch, Ended, error_from_file, reap, sender
+from ezpz_elastic.observe.workers import Ended, error_from_file, reap, sender
 from ezpz_elastic.round_logs import WorkerFiles
 from ezpz_elastic.warm.client import Forked
 from ezpz_elastic.warm.context import WarmContext

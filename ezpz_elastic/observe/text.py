@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-__all__ = ["Prefix", "clean", "clock", "expand_hosts", "is_relay", "parse_prefix", "strip_escapes"]
+__all__ = ["Prefix", "clean", "clock", "expand_hosts", "is_relay", "parse_prefix", "readable", "strip_escapes"]
 
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?<=>]{0,64}[ -/]{0,4}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\x1b]")
@@ -151,3 +151,12 @@ def expand_hosts(spelled: str) -> list[str]:
             span = range(int(low), int(high or low) + 1)
             names.extend(f"{head}{number:0{len(low)}d}{tail}" for number in span[: _HOST_LIMIT - len(names)])
     return names
+
+
+def readable(text: object) -> str:
+    """Text that can be written down: Python keeps a file name that is not UTF-8 as half characters, JSON cannot.
+
+    Args:
+        text: anything that ``str`` takes.
+    """
+    return str(text).encode(errors="replace").decode()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
 import signal
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,10 @@ from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, P
 
 from ezpz_elastic.decide.evidence import ErrorRecord
 from ezpz_elastic.observe.kernel import KernelWord
+from ezpz_elastic.observe.text import readable
 from ezpz_elastic.warm.context import WarmContext
 
-__all__ = ["DeathWatch", "Ended", "error_from_file", "readable", "reap", "sender"]
+__all__ = ["Ended", "error_from_file", "reap", "sender"]
 
 _LONGEST_NAME = 200
 """Characters kept of an exception's type; more is no type."""
@@ -121,40 +119,6 @@ def sender(ended: Ended, word: KernelWord | None, limits: tuple[int, int]) -> st
     return ""
 
 
-class DeathWatch:
-    """A file descriptor that becomes readable when a child process ends, without waiting for it.
-
-    A pidfd where the kernel has them (Linux 5.3); elsewhere a thread waits and writes into a pipe.
-
-    Args:
-        pid: a child of this process that has not been waited for.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._thread: threading.Thread | None = None
-        try:
-            self._fd = os.pidfd_open(pid)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.EPERM):
-                raise
-            self._fd, done = os.pipe()
-            self._thread = threading.Thread(target=_wait_for_exit, args=(pid, lambda: os.close(done)), daemon=True)
-            self._thread.start()
-
-    def fileno(self) -> int:
-        """For a selector."""
-        return self._fd
-
-    def close(self) -> None:
-        """Let go of the descriptor."""
-        os.close(self._fd)
-
-
-def _wait_for_exit(pid: int, done: Callable[[], None]) -> None:
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    done()
-
-
 def error_from_file(path: Path) -> ErrorRecord | None:
     """The exception in torchelastic's error file, which scripts write whose main is decorated with ``@record``.
 
@@ -173,15 +137,6 @@ def error_from_file(path: Path) -> ErrorRecord | None:
     name, _, rest = readable(text).partition(": ")
     message = rest.splitlines()[0][:500] if rest else ""
     return ErrorRecord(type=name[:_LONGEST_NAME], message=message, frames=_frames(readable(stack)))
-
-
-def readable(text: object) -> str:
-    """Text that can be written down: Python keeps a file name that is not UTF-8 as half characters, JSON cannot.
-
-    Args:
-        text: anything that ``str`` takes.
-    """
-    return str(text).encode(errors="replace").decode()
 
 
 def _frames(stack: str) -> tuple[tuple[str, int, str], ...]:
