@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 # What a file system without record locks answers (Lustre mounted without -o flock: ENOSYS; some NFS: ENOLCK).
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 _BUSY = frozenset({errno.EACCES, errno.EAGAIN})
+# What torchrun calls a job that was given no id: every such job.
+_NO_ID = frozenset({"", "none"})
 # A predecessor that was just killed is gone within this time; a living one is not.
 PATIENCE = 10.0
 
@@ -44,8 +46,9 @@ class Writer(msgspec.Struct, frozen=True):
         token: identifies one process on one host.
         host: where it runs.
         pid: its process id there.
-        run_id: of the job; empty outside of torchrun.
+        run_id: of the job; empty where nothing tells one job from another.
         round: of the job; ``None`` outside of an elastic run.
+        attempt: of ``ezpz-elastic retry``, in each of which rounds are counted anew; 0 outside of it.
     """
 
     token: str
@@ -53,25 +56,44 @@ class Writer(msgspec.Struct, frozen=True):
     pid: int
     run_id: str = ""
     round: int | None = None
+    attempt: int = 0
+
+    @property
+    def life(self) -> str:
+        """Which life of its job, in words."""
+        return f"round {self.round}" + (f" of attempt {self.attempt}" if self.attempt else "")
 
 
 def current_round(environ: Mapping[str, str]) -> int | None:
-    """The elastic round this process belongs to: the agent's, else torchrun's restart count, else none."""
-    for name in ("EZPZ_ROUND", "TORCHELASTIC_RESTART_COUNT"):
+    """The elastic round: the agent's, else torchrun's restart count, else the attempt of the retry loop, else none."""
+    for name in ("EZPZ_ROUND", "TORCHELASTIC_RESTART_COUNT", "EZPZ_ATTEMPT"):
         value = environ.get(name, "")
         if value.isdigit():
             return int(value)
     return None
 
 
+def _run_id(environ: Mapping[str, str]) -> str:
+    """What all lives of one job have in common: its id, or the run directory.
+
+    Scripts often make a new id at every start, so in a retry loop its run directory comes first. An agent of ours puts
+    its own in the place of that one.
+    """
+    names = [environ.get("TORCHELASTIC_RUN_ID", ""), environ.get("EZPZ_RUN_DIR", "")]
+    if "EZPZ_ATTEMPT" in environ and "EZPZ_ROUND" not in environ:
+        names.reverse()
+    return next((name for name in names if name not in _NO_ID), "")
+
+
 def _this_process(environ: Mapping[str, str]) -> Writer:
-    host, pid = socket.gethostname(), os.getpid()
+    host, pid, attempt = socket.gethostname(), os.getpid(), environ.get("EZPZ_ATTEMPT", "")
     return Writer(
         token=f"{host}:{pid}:{psutil.Process(pid).create_time()}",
         host=host,
         pid=pid,
-        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        run_id=_run_id(environ),
         round=current_round(environ),
+        attempt=int(attempt) if attempt.isdigit() else 0,
     )
 
 
@@ -128,7 +150,7 @@ class Owner:
         while not self._lock():
             other = self._read()
             if other is not None and self._may_take_over(other):
-                _log.warning("taking %s over from round %s (pid %s)", self._directory, other.round, other.pid)
+                _log.warning("taking %s over from %s (pid %s)", self._directory, other.life, other.pid)
                 break
             if time.monotonic() > deadline:
                 raise self._busy(other)
@@ -148,9 +170,9 @@ class Owner:
         self._check_fence()
         other = self._read()
         if other is None or other.token != self._me.token:
-            who = f"round {other.round} (pid {other.pid} on {other.host})" if other is not None else "nobody"
+            who = f"{other.life} (pid {other.pid} on {other.host})" if other is not None else "nobody"
             raise Superseded(
-                f"round {self._me.round} no longer owns {self._directory}: it belongs to {who}; this save is dropped"
+                f"{self._me.life} no longer owns {self._directory}: it belongs to {who}; this save is dropped"
             )
 
     def release(self) -> None:
@@ -162,7 +184,7 @@ class Owner:
 
     def _check_fence(self) -> None:
         if self._fence is not None and not self._fence():
-            raise Superseded(f"round {self._me.round} is over; this save of {self._directory} is dropped")
+            raise Superseded(f"{self._me.life} is over; this save of {self._directory} is dropped")
 
     def _lock(self) -> bool:
         if self._fd is None:
@@ -202,7 +224,7 @@ class Owner:
             return None
 
     def _may_take_over(self, other: Writer) -> bool:
-        """Whether ``other`` is a former round of this very job.
+        """Whether ``other`` is a former life of this very job.
 
         Raises:
             Superseded: it is a later one.
@@ -212,9 +234,22 @@ class Owner:
             return True
         if not mine.run_id or other.run_id != mine.run_id or other.round is None or mine.round is None:
             return False
-        if other.round > mine.round:
-            raise Superseded(f"round {mine.round} is over: {self._directory} belongs to round {other.round}")
-        return other.round < mine.round
+        theirs, ours = (other.attempt, other.round), (mine.attempt, mine.round)
+        if theirs > ours and self._written_in_our_time():
+            raise Superseded(f"{mine.life} is over: {self._directory} belongs to {other.life}")
+        return theirs < ours
+
+    def _written_in_our_time(self) -> bool:
+        """Whether ``.writer`` is younger than this process.
+
+        A later round begins after us. A record that was there before us is of a former job of the same id, which had
+        come further in counting its rounds.
+        """
+        try:
+            written = (self._directory / layout.WRITER).stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return written > psutil.Process().create_time()
 
     def _busy(self, other: Writer | None) -> UsageError:
         who = f"run {other.run_id or '(none)'}, pid {other.pid} on {other.host}" if other else "an unknown process"
