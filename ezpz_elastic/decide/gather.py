@@ -38,6 +38,8 @@ __all__ = ["Gathered", "gather"]
 _TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
 _TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda"})
 """Emitters whose lines name a rank and the very host it ran on."""
+_PRINTED_BY_THE_RANK = frozenset({"cuda", "nccl"})
+"""Emitters whose lines are printed by the very rank they name, so that whoever is said to print them is its host."""
 _LAUNCHERS = frozenset({"pals", "hydra", "openmpi"})
 """Launchers whose ranks are torchrun's agents, and no ranks of the job, where torchrun speaks in the same log."""
 _TASK_LIMIT = 4096
@@ -147,6 +149,8 @@ def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
         elif isinstance(item, LogMatch):
             counts = item.emitter in _TELLS_PLACE and not (elastic and item.emitter in _LAUNCHERS)
             place = item.host if counts else item.reporter
+            if place is None and item.emitter in _PRINTED_BY_THE_RANK:
+                place = item.reporter
             if item.rank is not None and place is not None and not (elastic and item.emitter in _LAUNCHERS):
                 told.append((item.rank, place))
             place = item.host if item.emitter == "slurm" else item.reporter
