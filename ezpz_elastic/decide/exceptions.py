@@ -136,7 +136,8 @@ _MESSAGES: tuple[tuple[re.Pattern[str], Cause, Certainty, str], ...] = tuple(
             "",
         ),
         (
-            r"node running low on memory|std::bad_alloc|defaultcpuallocator: can't allocate memory|killed by signal: killed",
+            r"node running low on memory|std::bad_alloc|defaultcpuallocator: can't allocate memory"
+            r"|killed by signal: killed",
             Cause.OOM_HOST,
             Certainty.LIKELY,
             "",
