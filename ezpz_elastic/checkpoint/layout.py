@@ -1,8 +1,8 @@
 """The names in a checkpoint directory, and which of them mean what.
 
 ``step-<N>`` is whole: it got that name by one rename, after everything in it was durable. The other names are for what
-is not to be offered: ``.partial`` is being written, ``.deleting`` is being removed, ``.replaced`` is the former
-``step-<N>`` while a new one takes its name, ``.corrupt`` is quarantined.
+is not to be offered: ``.partial-<n>`` is being written, under a name that no other save has, ``.deleting-<k>`` is being
+removed, ``.replaced`` is the former ``step-<N>`` while a new one takes its name, ``.corrupt`` is quarantined.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "deleting_path",
     "leftovers",
     "partial_path",
+    "partials",
     "quarantined",
     "replaced",
     "replaced_path",
@@ -37,7 +38,8 @@ LOCK = ".lock"
 WRITER = ".writer"
 
 _STEP = re.compile(r"step-(\d+)\Z")
-_LEFTOVER = re.compile(r"step-(\d+)\.(partial|deleting(?:-\d+)?)\Z")
+_PARTIAL = re.compile(r"step-(\d+)\.partial(?:-\d+)?\Z")
+_LEFTOVER = re.compile(r"step-(\d+)\.(partial|deleting)(?:-\d+)?\Z")
 _REPLACED = re.compile(r"step-(\d+)\.replaced\Z")
 _CORRUPT = re.compile(r"step-(\d+)\.corrupt\Z")
 
@@ -47,9 +49,17 @@ def step_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step}"
 
 
-def partial_path(directory: Path, step: int) -> Path:
-    """Where ``step`` is written."""
-    return directory / f"step-{step}.partial"
+def partial_path(directory: Path, step: int, save: int) -> Path:
+    """Where ``step`` is written by one save and by no other.
+
+    A process of a round that is over, waking up late, must not write into, or throw away, what a newer round writes.
+
+    Args:
+        directory: the checkpoint directory.
+        step: its number.
+        save: unique to this save. A number, because errors that differ in their numbers only count as the same.
+    """
+    return directory / f"step-{step}.partial-{save}"
 
 
 def replaced_path(directory: Path, step: int) -> Path:
@@ -96,6 +106,11 @@ def steps(directory: Path) -> list[tuple[int, Path]]:
 def leftovers(directory: Path) -> list[tuple[int, Path]]:
     """What a killed save or a killed removal left behind, newest first."""
     return _matching(directory, _LEFTOVER)
+
+
+def partials(directory: Path, step: int) -> list[Path]:
+    """What saves of ``step`` are writing, or have left behind."""
+    return [path for number, path in _matching(directory, _PARTIAL) if number == step]
 
 
 def replaced(directory: Path) -> list[tuple[int, Path]]:

@@ -7,6 +7,7 @@ rank waits for one that has raised, and all of them raise the same.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,8 @@ from ezpz_elastic.checkpoint.errors import Failure, RanksFailed, failure_of
 from ezpz_elastic.checkpoint.memory import bytes_of, tensor_of
 
 __all__ = ["Alone", "GroupPeers", "Peers", "StorePeers", "all_reduce", "foreground"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -187,7 +190,7 @@ def all_reduce(
         local: this rank's part.
         reduce: from every rank's answer to every rank's result; not called when a rank failed.
         on_failure: called on the coordinator when any of it failed, before any rank raises, when no rank is still
-            working.
+            working. What it raises is logged: the ranks are owed the answer that they wait for.
 
     Raises:
         RanksFailed: on every rank, when ``local`` failed on any of them or ``reduce`` failed.
@@ -209,7 +212,10 @@ def all_reduce(
                 failures, cause = (failure_of(peers.rank, error),), error
         if failures:
             if on_failure is not None:
-                on_failure()
+                try:
+                    on_failure()
+                except Exception as error:
+                    _log.warning("%s, and cleaning up after it failed too: %s", what, error)
             # Wrapped, so that a result that happens to be a tuple is never taken for a failure.
             results = [_Failed(failures)] * peers.world
     result = peers.scatter(results)

@@ -3,7 +3,7 @@
 1. plan   every rank says what it has, the coordinator divides the work (DCP's planner: replicated values are written
           once, by somebody)
 2. room   the coordinator checks its claim to the directory, cleans up after a killed predecessor, finds a place for
-          every shard and makes ``step-<N>.partial``
+          every shard and makes ``step-<N>.partial-<n>``
 3. write  every rank writes its shard and syncs it
 4. commit the coordinator writes ``.metadata``, ``manifest.json`` and ``.complete``, syncs them and the directory, asks
           once more whether the round is current, and renames to ``step-<N>``. That rename is the commit
@@ -102,13 +102,14 @@ class Save:
     def __init__(self, request: Request, tools: Tools) -> None:
         self._request = request
         self._tools = tools
-        self._partial = layout.partial_path(request.directory, request.step)
-        self._writer = StripedWriter(self._partial, thread_count=request.threads, striping="off", placer=tools.placer)
+        self._final = layout.step_path(request.directory, request.step)
+        self._writer = StripedWriter(self._final, thread_count=request.threads, striping="off", placer=tools.placer)
         self._planning = Planning(tools.plans, self._writer)
         self._data: Any = self._planning.planner
         self._plan: Any = None
         self._stage_error: Exception | None = None
         self.nonce = ""
+        self._partial = self._final  # until ``plan`` has given this save a name of its own
         self.seconds: dict[str, float] = {}
 
     def plan(self, peers: Peers, state: dict[str, Any]) -> None:
@@ -131,6 +132,8 @@ class Save:
             self._tools.plans.signature = None  # ranks may have got differently far
             self._tools.plans.local = []
             raise
+        self._partial = layout.partial_path(self._request.directory, self._request.step, int(self.nonce, 16) % 10**12)
+        self._writer.path = self._partial
         self._plan = self._planning.accept(part)
         self.seconds["plan"] = time.monotonic() - began
 
@@ -166,9 +169,13 @@ class Save:
 
         def commit(results: list[Any]) -> list[Saved]:
             self.seconds["write"] = time.monotonic() - began
-            return [self._commit(results)] * peers.world
+            try:
+                return [self._commit(results)] * peers.world
+            except OSError:
+                self._tools.owner.check()  # a newer round clears away what we wrote, and that is not the disk's fault
+                raise
 
-        saved: Saved = self._agree(peers, "writing", local, commit)
+        saved: Saved = self._agree(peers, "writing", local, commit, self._discard)
         return saved
 
     def _agree_on_room(self, peers: Peers) -> None:
@@ -178,19 +185,26 @@ class Save:
             tools = self._tools
             if tools.owner.claim():
                 recover(self._request.directory, tools.trash)
-            if self._partial.exists():
-                tools.trash.put(self._partial)
+            for left in layout.partials(self._request.directory, self._request.step):
+                tools.trash.put(left)  # a failed save of this step could not be discarded
             assigned = tools.room(self._planning.sizes)
             self._partial.mkdir()
             return assigned
 
-        self._writer.assignment = self._agree(peers, "making room for", lambda: None, prepare)
+        self._writer.assignment = self._agree(peers, "making room for", lambda: None, prepare, self._discard)
         self.seconds["room"] = time.monotonic() - began
 
-    def _agree(self, peers: Peers, doing: str, local: Callable[[], Any], reduce: Callable[[list[Any]], Any]) -> Any:
-        what = f"checkpoint of step {self._request.step} not saved ({doing} {self._partial})"
+    def _agree(
+        self,
+        peers: Peers,
+        doing: str,
+        local: Callable[[], Any],
+        reduce: Callable[[list[Any]], Any],
+        on_failure: Callable[[], None] | None = None,
+    ) -> Any:
+        what = f"checkpoint of step {self._request.step} not saved ({doing} {self._final})"
         try:
-            return all_reduce(peers, what, local, reduce, on_failure=self._discard)
+            return all_reduce(peers, what, local, reduce, on_failure)
         except RanksFailed as failed:
             if self._tools.placer is not None:
                 self._tools.placer.remember(ost for failure in failed.failures for ost in failure.osts)
@@ -207,7 +221,7 @@ class Save:
             self._tools.trash.wait()  # the space is needed, e.g. for the next attempt
 
     def _commit(self, results: list[Any]) -> Saved:
-        request, partial, writer = self._request, self._partial, self._writer
+        request, partial, final, writer = self._request, self._partial, self._final, self._writer
         began = time.monotonic()
         writer.details = {
             "step": request.step,
@@ -223,7 +237,6 @@ class Save:
         manifest.seal(partial, request.step, writer.create_control)
         sync_directory(partial)
         self._tools.owner.check()
-        final = layout.step_path(request.directory, request.step)
         if final.exists():
             # Out of the way for as long as one rename takes; ``recover`` gives it its name back if we die in between.
             former = layout.replaced_path(request.directory, request.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from checkpoint.training import Training, same
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ezpz_elastic.checkpoint import CheckpointManager, PerRank, SaveFailed
+from ezpz_elastic.checkpoint import CheckpointManager, PerRank, SaveFailed, filesystem, steps
 from ezpz_elastic.errors import UsageError
 
 
@@ -43,8 +44,7 @@ def save_until_full(rank: int, world: int, directory: str, full: str) -> tuple[s
     state = sharded(world, 1.0)
     manager.save(1, state)
     if rank == 1:  # from now on one rank alone meets a full disk
-        link = Path(directory) / "step-2.partial" / "__1_0.distcp"
-        redirect(link, Path(full) / "object")
+        redirect("step-2.partial-*/__1_0.distcp", Path(full) / "object")
     try:
         manager.save(2, state)
     except SaveFailed as error:
@@ -55,19 +55,47 @@ def save_until_full(rank: int, world: int, directory: str, full: str) -> tuple[s
     return text, sorted(path.name for path in Path(directory).glob("step-*"))
 
 
-def redirect(link: Path, target: Path) -> None:
-    """Let the next file called ``link`` be created on another disk, as a Lustre layout would."""
+def redirect(pattern: str, target: Path) -> None:
+    """Let the next file whose path ends like ``pattern`` be created on another disk, as a Lustre layout would."""
     from ezpz_elastic.checkpoint import sums
 
     original = sums.io.FileIO
 
     class FileIO(original):  # type: ignore[misc, valid-type]
         def __init__(self, path: Path, mode: str) -> None:
-            if path == link:
+            if path.match(pattern):
                 path.symlink_to(target)
             super().__init__(path, mode)
 
     sums.io.FileIO = FileIO  # type: ignore[misc]
+
+
+def become_read_only(rank: int, world: int, directory: str, beside: bool) -> dict[str, Any]:
+    """The file system takes nothing any more: no shard of rank 1, and not even the coordinator's tidying up."""
+    manager = CheckpointManager(directory, preflight=False)
+    manager.save(1, sharded(world, 1.0))
+    refused = []
+
+    def refuse(*arguments: Any) -> None:
+        refused.append(arguments)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    if rank == 1:
+        filesystem.StripedWriter._write_once = refuse  # type: ignore[assignment, method-assign]
+    else:
+        steps.rename = refuse
+    try:
+        if beside:
+            manager.save_async(2, sharded(world, 2.0))
+            manager.wait()
+        else:
+            manager.save(2, sharded(world, 2.0))
+    except SaveFailed as error:
+        text = str(error)
+    else:
+        text = "no error"
+    dist.barrier()
+    return {"text": text, "refused": len(refused)}
 
 
 def replicated(rank: int, world: int, directory: str) -> bool:
@@ -118,7 +146,7 @@ def fail_beside(rank: int, world: int, directory: str, full: str) -> dict[str, A
     manager = CheckpointManager(directory)
     manager.save_async(1, sharded(world, 1.0))
     if rank == 1:
-        redirect(Path(directory) / "step-2.partial" / "__1_0.distcp", Path(full) / "object")
+        redirect("step-2.partial-*/__1_0.distcp", Path(full) / "object")
     manager.save_async(2, sharded(world, 2.0))  # waits for the first and does not know of its own trouble yet
     try:
         manager.save_async(3, sharded(world, 3.0))

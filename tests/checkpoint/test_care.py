@@ -78,11 +78,11 @@ def test_prune_refuses_while_a_job_writes(directory: Path, capsys: pytest.Captur
 def test_repair_puts_right_what_needs_no_guess(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (directory / "step-3/.complete").unlink()
     flip_byte(shards(directory / "step-2")[0], 20_000)
-    (directory / "step-4.partial").mkdir()
+    (directory / "step-4.partial-17").mkdir()
     (directory / "step-1").rename(directory / "step-1.corrupt")
     assert run("repair", directory) == 0
     out = capsys.readouterr().out
-    assert "step-4.partial: cleared away" in out
+    assert "step-4.partial-17: cleared away" in out
     assert "step-3: was all there but for .complete" in out
     assert "step-2: quarantined as step-2.corrupt" in out
     assert "step-1.corrupt: verifies again, back as step-1" in out

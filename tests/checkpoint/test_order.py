@@ -37,8 +37,9 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 def test_everything_is_synced_before_the_rename_that_commits(tmp_path: Path, trace: list[tuple[str, str]]) -> None:
     CheckpointManager(tmp_path).save(1, Training().state())
-    partial = f"{tmp_path}/step-1.partial"
     commit = trace.index(("name", f"{tmp_path}/step-1"))
+    partial = trace[commit - 1][1]
+    assert partial.startswith(f"{tmp_path}/step-1.partial-")
     before = trace[:commit]
     for name in ("__0_0.distcp", ".metadata.tmp", "manifest.json.tmp", ".complete.tmp"):
         assert ("sync", f"{partial}/{name}") in before, name

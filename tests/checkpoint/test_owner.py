@@ -8,6 +8,7 @@ import os
 import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -16,6 +17,7 @@ from checkpoint import holders
 from checkpoint.ranks import context
 
 from ezpz_elastic.checkpoint import CheckpointManager, Superseded
+from ezpz_elastic.checkpoint.filesystem import StripedWriter
 from ezpz_elastic.checkpoint.owner import Owner, Writer
 from ezpz_elastic.errors import UsageError
 
@@ -67,6 +69,36 @@ def test_a_newer_round_takes_over_and_the_old_one_commits_nothing(tmp_path: Path
     line.send("end")
     process.join()
     manager.save(4, {"n": 4})
+
+
+@pytest.mark.parametrize(("where", "ends"), [("writing", "SaveFailed"), ("committing", "Superseded")])
+def test_a_process_of_an_older_round_that_wakes_up_amid_a_newer_ones_save_does_it_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, ends: str
+) -> None:
+    line, theirs = context.Pipe()
+    environ = {"TORCHELASTIC_RUN_ID": "alpha", "EZPZ_ROUND": "1"}
+    process = context.Process(target=holders.stall, args=(theirs, str(tmp_path), environ, where))
+    process.start()
+    theirs.close()
+    assert line.recv() == "hangs"
+    ended: list[str] = []
+    write = StripedWriter._write_once
+
+    def written(*args: Any) -> Any:
+        results = write(*args)
+        line.send("go on")
+        ended.append(line.recv())
+        return results
+
+    monkeypatch.setattr(StripedWriter, "_write_once", written)
+    manager = CheckpointManager(tmp_path, environ=environ | {"EZPZ_ROUND": "2"})
+    manager.save(5, {"n": 2})
+    process.join()
+    assert ended == [ends]
+    state = {"n": 0}
+    assert manager.restore(state) == 5
+    assert state["n"] == 2
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-5"]
 
 
 def test_an_older_round_that_comes_late_is_refused(tmp_path: Path) -> None:

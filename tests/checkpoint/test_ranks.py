@@ -43,6 +43,18 @@ def test_one_ranks_full_disk_is_the_same_error_on_every_rank(
     assert [names for _, names in answers] == [["step-1"], ["step-1"]]
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["in front", "beside"])
+def test_every_rank_hears_of_a_failure_that_cannot_even_be_tidied_up(tmp_path: Path, beside: bool) -> None:
+    answers = run_ranks(2, jobs.become_read_only, str(tmp_path), beside)
+    assert all(answer["refused"] for answer in answers)
+    assert answers[0]["text"] == answers[1]["text"]
+    assert "rank 1 writing" in answers[0]["text"]
+    assert "[Errno 30] Read-only file system" in answers[0]["text"]
+    assert "rank 0" not in answers[0]["text"]
+    assert run_ranks(2, jobs.restore, str(tmp_path)) == [(1, 1, True), (1, 1, True)]
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-1"]
+
+
 def test_replicated_state_is_written_once_and_comes_back_on_every_rank(tmp_path: Path) -> None:
     assert run_ranks(2, jobs.replicated, str(tmp_path)) == [True, True]
     training = Training(width=256)
@@ -57,9 +69,9 @@ def test_a_rank_killed_in_a_save_leaves_the_step_before(tmp_path: Path, point: i
     heard, dead = run_ranks(2, jobs.die_in_a_save, str(tmp_path), point, killed=frozenset({1}))
     assert dead is None
     assert heard != "saved"
-    assert (tmp_path / "step-2.partial").exists()
+    assert list(tmp_path.glob("step-2.partial-*"))
     assert run_ranks(2, jobs.restore, str(tmp_path)) == [(1, 1, True), (1, 1, True)]
-    assert not (tmp_path / "step-2.partial").exists()
+    assert not list(tmp_path.glob("step-2.*"))
 
 
 def test_what_differs_from_rank_to_rank_comes_back_to_its_rank_and_in_turn_to_new_ones(tmp_path: Path) -> None:
