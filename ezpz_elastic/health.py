@@ -9,9 +9,12 @@ from pathlib import Path
 from ezpz_elastic.decide.evidence import HostProbe
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import say
-from ezpz_elastic.observe.host import gone_since, survey
+from ezpz_elastic.observe.host import SILENT, gone_since, survey
 
 __all__ = ["Health"]
+
+PATIENCE = 5.0
+"""Seconds a survey that is under way is waited for at the end; only a run directory that hangs takes longer."""
 
 
 class Health:
@@ -34,8 +37,8 @@ class Health:
         def look() -> None:
             self._first = self._survey(0, ())
             for item in self._first:
-                if not item.healthy:
-                    say(f"{item.host}: probe {item.probe} failed: {item.detail}")
+                if not item.healthy or item.detail.startswith(SILENT):
+                    say(f"{item.host}: probe {item.probe}: {item.detail}")
 
         self._begin(look)
 
@@ -68,6 +71,6 @@ class Health:
         return found
 
     def close(self) -> None:
-        """Wait for a survey that is under way."""
+        """Wait for a survey that is under way, for ``PATIENCE`` seconds at most."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(PATIENCE)

@@ -1,29 +1,41 @@
 """The health of this host: what psutil, the vendors' tools, Lustre's client and the user's own probes say of it.
 
 A probe is unhealthy only where something cannot work any more, or has gone since the agent looked first; everything
-else is a fact for people. A tool that is absent or does not answer in time is a fact, too.
+else is a fact for people. A tool or a probe that is absent or does not answer in time is a fact, too: a host that is
+busy, and nothing worse, looks the same.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
 from ezpz_elastic.decide.evidence import HostProbe
+from ezpz_elastic.observe.ask import NoAnswer, ask
 
-__all__ = ["DEADLINE", "gone_since", "survey"]
+__all__ = ["DEADLINE", "SILENT", "gone_since", "survey"]
 
 DEADLINE = 0.8
-"""Seconds that one tool or probe gets; all run at once, so that a survey takes less than a second."""
+"""Seconds that one tool or probe gets; all run at once, so that a survey takes less than a second. One that hangs where
+nothing can end it is left alone after twice as long."""
 
 FULL = 0.995
-"""Part of a file system, or of its inodes, that is in use when it counts as full."""
+"""Part of a file system, or of its inodes, that is in use when it counts as full, if little is left besides:"""
+
+LITTLE = 1 << 30
+"""bytes, since half a percent of a large file system is more than any job writes,"""
+
+FEW = 10_000
+"""or inodes."""
+
+SILENT = "no answer"
+"""How the detail of a probe begins that has not come to a word of its own."""
 
 _LUSTRE = "lustre"
 _FAILED = "exit code"
@@ -40,7 +52,7 @@ Probe = Callable[[str], list[HostProbe]]
 
 
 def survey(host: str, run_dir: Path, workers: Iterable[int] = (), probes_dir: Path | None = None) -> list[HostProbe]:
-    """Look at this host, in less than a second.
+    """Look at this host, in less than a second; in twice ``DEADLINE`` where something hangs.
 
     Args:
         host: its name as the allocation spells it.
@@ -49,19 +61,40 @@ def survey(host: str, run_dir: Path, workers: Iterable[int] = (), probes_dir: Pa
         probes_dir: every executable in it is run; exit code 0 is healthy, the first line it prints is the detail.
     """
     pids = list(workers)
-    probes: list[Probe] = [_memory, _load, _links, lambda name: _workers(name, pids)]
-    probes += [_space("shm", Path("/dev/shm")), _space("tmp disk", Path("/tmp")), _space("run_dir disk", run_dir)]
-    probes += [_tool(name, command) for name, command in _TOOLS if shutil.which(command[0])]
-    probes += [_own(path) for path in _executables(probes_dir)]
-    with ThreadPoolExecutor(max_workers=len(probes), thread_name_prefix="ezpz-probe") as pool:
-        return [item for found in pool.map(lambda probe: probe(host), probes) for item in found]
+    probes: list[tuple[str, Probe]] = [("memory", _memory), ("load", _load), ("links", _links)]
+    probes.append(("processes", lambda name: _workers(name, pids)))
+    spaces = (("shm", Path("/dev/shm")), ("tmp disk", Path("/tmp")), ("run_dir disk", run_dir))
+    probes += [(name, _space(name, path)) for name, path in spaces]
+    probes += [(name, _tool(name, command)) for name, command in _TOOLS if shutil.which(command[0])]
+    probes += [(path.name, _own(path)) for path in _executables(probes_dir)]
+    return _at_once(host, probes)
+
+
+def _at_once(host: str, probes: Sequence[tuple[str, Probe]]) -> list[HostProbe]:
+    """What all of them say. Their threads are daemons: one that hangs in the kernel keeps nobody from going on."""
+    limit = 2 * DEADLINE
+    found = [[HostProbe(host, name, True, f"{SILENT}: not within {limit:g} s")] for name, _ in probes]
+
+    def look(place: int) -> None:
+        found[place] = probes[place][1](host)
+
+    names = [f"ezpz-probe-{name}" for name, _ in probes]
+    threads = [threading.Thread(target=look, args=(n,), name=name, daemon=True) for n, name in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + limit
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [item for items in list(found) for item in items]
 
 
 def gone_since(before: Sequence[HostProbe], now: Sequence[HostProbe]) -> list[HostProbe]:
-    """What is unhealthy now and was not before, links that went down, and a Lustre client that has lost servers."""
-    already = {item.probe for item in before if not item.healthy}
-    first = {item.probe: item.detail for item in before}
-    worse = [item for item in now if not item.healthy and item.probe not in already]
+    """What was healthy before and is not now, links that went down, and a Lustre client that has lost servers.
+
+    What did not answer before may have been as it is now.
+    """
+    first = {item.probe: item.detail for item in before if item.healthy and SILENT not in item.detail}
+    worse = [item for item in now if not item.healthy and item.probe in first]
     for item in now:
         was = first.get(item.probe)
         if item.probe.startswith("link ") and (was, item.detail) == ("up", "down"):
@@ -73,7 +106,7 @@ def gone_since(before: Sequence[HostProbe], now: Sequence[HostProbe]) -> list[Ho
 
 
 def _lost_servers(told: str) -> bool:
-    return f": {_FAILED}" in told  # no answer in time says no more than that the host is busy
+    return f": {_FAILED}" in told
 
 
 def _memory(host: str) -> list[HostProbe]:
@@ -132,15 +165,21 @@ def _space(name: str, path: Path) -> Probe:
         inodes = 1 - found.f_favail / found.f_files if found.f_files else 0.0
         free = found.f_bavail * found.f_frsize / 2**30
         detail = f"{path}: {free:.1f} GiB free, {used:.1%} of the space and {inodes:.1%} of the inodes in use"
-        return [HostProbe(host, name, max(used, inodes) < FULL, detail)]
+        full = used >= FULL and found.f_bavail * found.f_frsize < LITTLE
+        full = full or (inodes >= FULL and found.f_favail < FEW)
+        return [HostProbe(host, name, not full, detail)]
 
     return probe
 
 
 def _tool(name: str, command: Sequence[str]) -> Probe:
     def probe(host: str) -> list[HostProbe]:
-        code, text = _run(command)
-        answer = "no answer" if code is None else f"{_FAILED} {code}: {text}".rstrip(": ") if code else text or "none"
+        try:
+            code, said = ask(command, DEADLINE)
+        except NoAnswer as why:
+            answer = f"{SILENT}: {why}"
+        else:
+            answer = f"{_FAILED} {code}: {said.strip()}".rstrip(": ") if code else said.strip() or "none"
         return [HostProbe(host, name, True, f"{command[0]}: {answer}"[:_DETAIL])]
 
     return probe
@@ -148,30 +187,14 @@ def _tool(name: str, command: Sequence[str]) -> Probe:
 
 def _own(path: Path) -> Probe:
     def probe(host: str) -> list[HostProbe]:
-        code, text = _run([str(path)])
-        told = text.partition("\n")[0] or "nothing said"
-        detail = f"no answer within {DEADLINE} s" if code is None else f"exit code {code}: {told}" if code else told
-        return [HostProbe(host, path.name, code == 0, detail[:_DETAIL])]
+        try:
+            code, said = ask([str(path)], DEADLINE)
+        except NoAnswer as why:
+            return [HostProbe(host, path.name, True, f"{SILENT}: {why}"[:_DETAIL])]
+        told = said.strip().partition("\n")[0] or "nothing said"
+        return [HostProbe(host, path.name, code == 0, (f"{_FAILED} {code}: {told}" if code else told)[:_DETAIL])]
 
     return probe
-
-
-def _run(command: Sequence[str]) -> tuple[int | None, str]:
-    """Exit code and output; no code if the program does not end in time or cannot be started."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=DEADLINE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None, ""
-    except OSError as error:
-        return None, str(error)
-    return done.returncode, done.stdout.decode(errors="replace").strip()
 
 
 def _executables(directory: Path | None) -> list[Path]:

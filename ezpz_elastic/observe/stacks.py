@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from ezpz_elastic.observe.ask import NoAnswer, ask
+
 __all__ = ["STACKS_FILE", "Place", "Stacks", "look", "process_state", "wait_channel"]
 
 STACKS_FILE = "EZPZ_STACKS_FILE"
@@ -117,10 +119,10 @@ def _by_spy(pid: int) -> str:
     # Not blocking: a process that is stopped or in uninterruptible sleep would never let itself be paused.
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=SPY_PATIENCE, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        code, said = ask(command, SPY_PATIENCE, stderr=subprocess.DEVNULL)
+    except NoAnswer:
         return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+    return said if code == 0 else ""
 
 
 def _by_signal(pid: int, answer: Path) -> str:
