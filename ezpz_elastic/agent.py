@@ -42,12 +42,13 @@ from ezpz_elastic.observe.launcher import LauncherLog
 from ezpz_elastic.observe.oom import OomWatch, counter_of
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.observe.stacks import process_state, wait_channel
-from ezpz_elastic.observe.workers import readable
+from ezpz_elastic.observe.text import readable
 from ezpz_elastic.process_tree import Family, Guard, stop_all
 from ezpz_elastic.round_logs import Handover, RoundLogs
 from ezpz_elastic.round_watch import Eyes, RoundWatch
 from ezpz_elastic.signals import StopSignals
 from ezpz_elastic.signatures import load_library
+from ezpz_elastic.storage_wait import StorageWait
 from ezpz_elastic.walltime import Walltime, known_deadline
 from ezpz_elastic.warm.client import ServerGone
 from ezpz_elastic.warm.context import WarmContext
@@ -92,6 +93,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._unkillable: list[Unkillable] = []
         probes = Path(settings.probes_dir) if settings.probes_dir else None
         self._health = Health(handler.member.host, self._journal, probes)
+        self._storage = StorageWait(handler.connection, self._journal)
         self._kernel_log = KernelLog()
         self._console = Console(handler.doubt)
         logs = RoundLogs(arguments.pop("logs_specs"), self._journal.directory, self._scratch, self._tag, self._console)
@@ -174,7 +176,10 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             while True:
                 with self._span("rendezvous" if self._handler.took_part else "standby"):
                     seat = self._handler.next_seat()
-                self._handler.obey(self._live_through(seat))
+                self._storage.end()
+                decision = self._live_through(seat)
+                self._handler.obey(decision)
+                self._storage.begin(self._handler.member, seat.roster, decision)
         except RendezvousClosedError:
             return self._conclude()
 
@@ -337,6 +342,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
 
     def _shut_down(self) -> None:
         self._console.close()
+        self._storage.end()
         self._health.close()
         if self._warm is not None:
             self._warm.close()

@@ -33,8 +33,9 @@ from rendezvous.records import (
     Retire,
     Retirement,
     Roster,
+    Writable,
 )
-from rendezvous.seating import evidence_of, plan, without_failure
+from rendezvous.seating import evidence_of, plan, to_write, without_failure
 
 __all__ = ["CheckTwin", "Decide", "Effect", "Event", "Membership", "Open", "Phase", "Refuse", "Tick"]
 
@@ -134,6 +135,8 @@ class Membership:
         self._forming_since: float | None = None
         self._enough_since: float | None = None
         self._not_before = 0.0
+        self._hold_until: float | None = None
+        self._writable: set[str] = set()
         self._started_at: float | None = None
         self._elapsed_base = 0.0
         self._ledger: msgspec.Raw = msgspec.Raw(b"null")
@@ -160,6 +163,8 @@ class Membership:
                 effects = self._on_retire(event)
             case Readmit():
                 effects = self._on_readmit(event)
+            case Writable():
+                effects = self._on_writable(event)
             case Opening():
                 effects = self._on_opening(event, now)
             case Decision():
@@ -177,6 +182,8 @@ class Membership:
         if self.phase is not Phase.FORMING:
             return None
         times = [self._not_before]
+        if self._hold_until is not None:
+            times.append(self._hold_until)
         if self._enough_since is not None:
             times.append(self._enough_since + self.job.last_call)
         if self._forming_since is not None:
@@ -307,6 +314,11 @@ class Membership:
         until = now + part * self.job.settle
         self._settle_until = until if self._settle_until is None else min(until, self._settle_until)
 
+    def _on_writable(self, word: Writable) -> list[Effect]:
+        if self.phase is Phase.FORMING and word.round == self.round - 1:
+            self._writable.add(word.member_id)
+        return []
+
     def _on_opening(self, opening: Opening, now: float) -> list[Effect]:
         if opening.round != self.round or self._opened or self.phase is Phase.FINISHED:
             return []
@@ -347,6 +359,8 @@ class Membership:
             self.phase = Phase.FORMING
             self.round += 1
             self._not_before = now + decision.delay
+            self._hold_until = self._not_before + decision.hold.seconds if decision.hold is not None else None
+            self._writable = set()
             # A slot whose holder is gone but was not retired by a decision stays its holder's until one says so.
             self._lost = {s.id: self._gone[s.id] for s in self._seats if s is not None and s.id in self._gone}
         else:
@@ -384,9 +398,15 @@ class Membership:
         if self.phase is Phase.RUNNING and self._settle_until is None and (reason := self._called_off(now)):
             self.phase = Phase.DECIDING
             return [self._without_failure(self.roster, now, reason)]
-        if self.phase is Phase.FORMING and now >= self._not_before:
+        if self.phase is Phase.FORMING and now >= self._not_before and not self._held(now):
             return self._form(now)
         return []
+
+    def _held(self, now: float) -> bool:
+        """Whether the round waits for storage. A host that is gone or is told to go is decided on all the same."""
+        if self._hold_until is None or now >= self._hold_until or self._lost or self._told:
+            return False
+        return any(member.id not in self._writable for member in to_write(self._seats))
 
     def _called_off(self, now: float) -> str:
         """Why a round that runs well is ended all the same; empty: it is not."""

@@ -21,6 +21,7 @@ __all__ = [
     "CoordinatorRecord",
     "Decision",
     "Gone",
+    "Hold",
     "JobRecord",
     "Joined",
     "LostMember",
@@ -35,6 +36,7 @@ __all__ = [
     "Retire",
     "Retirement",
     "Roster",
+    "Writable",
     "decode",
     "decode_decision",
     "decode_message",
@@ -199,7 +201,19 @@ class Readmit(msgspec.Struct, frozen=True, tag=True):
     round: int
 
 
-Message = Joined | Gone | Report | Retire | Readmit
+class Writable(msgspec.Struct, frozen=True, tag=True):
+    """A host that was asked to (``Decision.hold``) has written to the storage that had failed.
+
+    Args:
+        round: the round that the decision ended.
+        member_id: who says it.
+    """
+
+    round: int
+    member_id: str
+
+
+Message = Joined | Gone | Report | Retire | Readmit | Writable
 
 
 class Roster(msgspec.Struct, frozen=True):
@@ -244,6 +258,18 @@ class Retirement(msgspec.Struct, frozen=True):
     benched: bool = False
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """Storage has failed: the next round waits until two hosts have written to it.
+
+    Args:
+        seconds: for how long at most, after the decision's ``delay``.
+        path: what could not be written, or the directory it is in; empty if the failure names none.
+    """
+
+    seconds: Seconds
+    path: str = ""
+
+
 class Decision(msgspec.Struct, frozen=True):
     """The one written answer to how a round ended. Every agent acts on it.
 
@@ -258,6 +284,7 @@ class Decision(msgspec.Struct, frozen=True):
         elapsed: seconds since round 1 was opened, as the coordinators measured it.
         restarts_left: what is left of the job's budget after this decision.
         verdict, ledger: opaque here: the verdict for the journal, the policy's memory for its next decision.
+        hold: what the next round waits for beyond ``delay``; ``None``: for nothing.
         by: the member that committed it, so that of two who propose the same only one takes it for its own.
     """
 
@@ -273,6 +300,7 @@ class Decision(msgspec.Struct, frozen=True):
     restarts_left: int | None = None
     verdict: msgspec.Raw = msgspec.Raw(b"null")
     ledger: msgspec.Raw = msgspec.Raw(b"null")
+    hold: Hold | None = None
     by: str = ""
     version: int = VERSION
 

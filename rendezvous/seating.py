@@ -9,10 +9,12 @@ import msgspec
 
 from rendezvous.records import Action, Decision, Member, Retirement
 
-__all__ = ["evidence_of", "natural_order", "plan", "without_failure"]
+__all__ = ["evidence_of", "natural_order", "plan", "to_write", "without_failure"]
 
 UNLISTED = 2**31
 """Position of a host that the hostfile does not list: behind all that it does."""
+
+WRITERS = 2
 
 _LONGEST_EVIDENCE = 500
 
@@ -44,6 +46,15 @@ def plan(seats: Sequence[Member | None], spares: Iterable[Member], most: int) ->
             filled[filled.index(None)] = last
     kept = [seat for seat in filled if seat is not None]
     return tuple(kept + free[: most - len(kept)])
+
+
+def to_write(seats: Iterable[Member | None]) -> tuple[Member, ...]:
+    """The hosts that find out whether storage takes writes again: two, so that no single mount speaks for all.
+
+    Args:
+        seats: the slots after a decision, ``None`` where it has emptied one.
+    """
+    return tuple(seat for seat in seats if seat is not None)[:WRITERS]
 
 
 def without_failure(

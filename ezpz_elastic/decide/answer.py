@@ -20,20 +20,23 @@ named hosts keep their slots and the restart is one in place, so the budget ends
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-from ezpz_elastic.decide.history import History
+from ezpz_elastic.decide.history import Chore, History
 from ezpz_elastic.decide.moves import Move, Plan, View
 from ezpz_elastic.decide.suspicion import forgotten
 from ezpz_elastic.decide.verdict import Cause, NamedHost, Provenance, VerdictKind
 from ezpz_elastic.decide.wording import ADVICE, LOOK_AT_LOGS, departure, names, one_line, sentence
-from rendezvous.records import Action, Decision, Retirement
+from rendezvous.records import Action, Decision, Hold, Retirement
 
 __all__ = ["answer"]
 
 # The code a job ends with where no worker told one: 128 + SIGTERM, 128 + SIGINT, else 1.
 _EXIT_CODES = {VerdictKind.WALLTIME: 143, VerdictKind.PREEMPTED: 143, VerdictKind.INTERRUPTED: 130}
 
+_QUOTED_PATH = re.compile(r"""['"](/[^'"\0]{1,1000})['"]""")
 _ADVICE_LIMIT = 300
 _RETIREMENT_REASON_LIMIT = 200  # one per host: a decision that loses a rack must stay a small record
 
@@ -111,7 +114,9 @@ def _restart(view: View, asked: Plan, history: History, leave: _Leave, cost: int
     delay = backoff[min(history.in_place, len(backoff) - 1)] if cost else 0.0
     out = [host.name for host in leave.hosts]
     deed = departure(out, situation, benched=leave.move is Move.ROTATE) if out else "all hosts restart in place"
+    hold = _hold(view, asked, history, delay)
     wait = f" after {delay:g} s" if delay else ""
+    wait += f" as soon as storage takes writes (in {hold.seconds:.0f} s at the latest)" if hold else ""
     budget = f" (restart {history.used + 1} of {limits.max_restarts} without progress)" if cost else ""
     history = msgspec.structs.replace(
         forgotten(history, out),
@@ -124,7 +129,16 @@ def _restart(view: View, asked: Plan, history: History, leave: _Leave, cost: int
         chores=asked.chores,
     )
     reason = sentence(view.verdict.reason, leave.why, f"{deed}{wait}{budget}")
-    return _decision(view, Action.RESTART, history, reason=reason, leave=leave, delay=delay)
+    return _decision(view, Action.RESTART, history, reason=reason, leave=leave, delay=delay, hold=hold)
+
+
+def _hold(view: View, asked: Plan, history: History, delay: float) -> Hold | None:
+    """What is left of the time that the job may wait for storage."""
+    if Chore.PROBE_STORAGE not in asked.chores:
+        return None
+    left = view.limits.max_storage_wait - history.storage_waited - delay
+    named = (_QUOTED_PATH.search(line.text) for line in view.verdict.evidence)
+    return Hold(max(left, 0.0), next((found[1] for found in named if found), ""))
 
 
 def _exhausted(view: View, history: History, leave: _Leave, stay: int) -> Decision:
@@ -176,6 +190,7 @@ def _decision(
     cause: Cause | None = None,
     leave: _Leave = _NOBODY,
     delay: float = 0.0,
+    hold: Hold | None = None,
     exit_code: int = 0,
 ) -> Decision:
     benched = leave.move is Move.ROTATE
@@ -191,6 +206,7 @@ def _decision(
             for host in leave.hosts
         ),
         delay=delay,
+        hold=hold,
         exit_code=exit_code,
         elapsed=view.situation.elapsed,
         restarts_left=max(view.limits.max_restarts - history.used, 0),

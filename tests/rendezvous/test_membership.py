@@ -6,7 +6,7 @@ from support.builders import decision, job, member, report
 from support.story import Coordination, running
 
 from rendezvous.membership import Membership, Phase, Tick
-from rendezvous.records import Action, Gone, Joined, Outcome
+from rendezvous.records import Action, Gone, Hold, Joined, Member, Outcome, Writable
 
 A, B, C, D = (member(f"h{i}") for i in range(4))
 
@@ -202,3 +202,46 @@ def test_a_new_coordinator_comes_to_the_same_membership_from_the_records_alone()
     assert successor.membership.phase is Phase.RUNNING
     assert successor.membership.queue == story.membership.queue
     assert set(successor.membership.retired) == set(story.membership.retired) == {"h1"}
+
+
+def test_after_a_storage_failure_a_round_waits_until_two_hosts_have_written():
+    story = held(A, B, C, min_hosts=3, max_hosts=3)
+    story.pass_time(5.0)
+    story.tell(Writable(1, A.id), Writable(1, A.id), Writable(1, C.id))
+    story.pass_time(600.0)
+    assert len(story.rosters()) == 1
+    story.tell(Writable(1, B.id))
+    assert story.rosters() == [["h0", "h1", "h2"]] * 2
+
+
+def test_word_of_an_earlier_storage_failure_does_not_count():
+    story = held(A, B)
+    story.pass_time(5.0)
+    story.tell(Writable(1, A.id), Writable(1, B.id), decision(2, hold=Hold(900.0)))
+    story.tell(Writable(1, A.id), Writable(1, B.id))
+    assert len(story.rosters()) == 2
+    story.tell(Writable(2, A.id), Writable(2, B.id))
+    assert len(story.rosters()) == 3
+
+
+def test_storage_is_waited_for_no_longer_than_the_decision_says():
+    story = held(A, B)
+    story.pass_time(904.0)
+    assert len(story.rosters()) == 1
+    assert story.membership.deadline(story.now) == 905.0
+    story.pass_time(1.0)
+    assert len(story.rosters()) == 2
+
+
+def test_a_host_that_is_lost_while_storage_is_waited_for_is_decided_on_at_once():
+    story = held(A, B, C)
+    story.pass_time(10.0)
+    story.tell(Gone(A.id, "expired"))
+    assert [lost.member.host for lost in story.cases[-1].case.lost] == ["h0"]
+
+
+def held(*members: Member, **limits: object) -> Coordination:
+    """A job whose first round has been ended by a storage failure, at 0 s."""
+    story = running(*members, **limits)
+    story.tell(decision(1, delay=5.0, hold=Hold(900.0)))
+    return story

@@ -8,8 +8,8 @@ import pytest
 from ezpz_elastic.decide.history import Chore, History, Weight, digest, load_history
 from ezpz_elastic.decide.policy import Limits, OnBlind, Situation, chores, decide, stop_line
 from ezpz_elastic.decide.suspicion import most_suspect
-from ezpz_elastic.decide.verdict import Cause, NamedHost, Provenance, Suspect, Verdict, VerdictKind
-from rendezvous.records import Action, Decision
+from ezpz_elastic.decide.verdict import Cause, EvidenceLine, NamedHost, Provenance, Suspect, Verdict, VerdictKind
+from rendezvous.records import Action, Decision, Hold
 
 RETRYABLE = VerdictKind.RETRYABLE_UNATTRIBUTED
 
@@ -50,6 +50,16 @@ def test_a_chore_is_asked_for_once() -> None:
     first = decide(Verdict(RETRYABLE, Cause.STORAGE, "x"), History(), situation(), Limits())
     second = decide(Verdict(RETRYABLE, Cause.WORKER_KILLED, "x"), memory(first), situation(round=2), Limits())
     assert chores(second) == ()
+
+
+def test_storage_is_waited_for_where_the_failure_says_that_it_was() -> None:
+    line = "OSError: [Errno 28] No space left on device: '/lus/run 1/ckpt/step-8/__0_0.distcp'"
+    verdict = Verdict(RETRYABLE, Cause.STORAGE, "x", evidence=(EvidenceLine("full"), EvidenceLine(line)))
+    first = decide(verdict, History(), situation(), Limits(max_storage_wait=60.0))
+    assert first.hold == Hold(60.0, "/lus/run 1/ckpt/step-8/__0_0.distcp")
+    again = decide(Verdict(RETRYABLE, Cause.STORAGE, "x"), memory(first), situation(round=2, elapsed=40.0), Limits())
+    assert again.hold == Hold(1800.0 - 30.0 - 5.0)
+    assert decide(Verdict(RETRYABLE, Cause.QUOTA, "x"), History(), situation(), Limits()).hold is None
 
 
 def test_the_flag_is_called_as_the_command_calls_it() -> None:

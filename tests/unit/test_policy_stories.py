@@ -95,6 +95,7 @@ class Job:
         self.hosts = [host for host in self.hosts if host]
         slots, spares = " ".join(self.hosts), " ".join(self.spares) or "none"
         wait = f" after {decision.delay:g} s" if decision.delay else ""
+        wait += f" and at most {decision.hold.seconds:g} s for storage" if decision.hold else ""
         return "\n".join([f"restart{wait}, {decision.restarts_left} left", *told, f"slots {slots}; spares {spares}"])
 
 
