@@ -49,6 +49,8 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
     root = choose_root(primaries)
     if root is None and exit_code not in {0, 124, 130, -2} and not is_walltime_kill(case, exit_code):
         root, outlived = choose_root(outlived), []
+    if root is None and exit_code == 124:
+        root = choose_root(_waits_for_storage(case))
     if root is None and exit_code not in {0, 124, 130, -2}:
         root = _weak_root(case, exit_code)
     if root is None:
@@ -89,7 +91,14 @@ def _split_survived(case: Gathered, exit_code: int | None, context: Context) -> 
 
 def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
     """Where nothing primary was said: the cascade lines, as far as they say anything at all."""
-    cascades = [item for item in case.findings if item.role is Role.CASCADE and not went_on(item, _LONG_AFTER_STEPS)]
+    waits = {id(item) for item in _waits_for_storage(case)}
+    cascades = [
+        item
+        for item in case.findings
+        if item.role is Role.CASCADE
+        and not went_on(item, _LONG_AFTER_STEPS)
+        and (item.cause is not Cause.STORAGE or id(item) in waits)
+    ]
     killed = [item for item in cascades if item.cause is Cause.WORKER_KILLED]
     broken = [item for item in cascades if item.cause not in {Cause.UNKNOWN, Cause.WORKER_EXIT, Cause.WORKER_KILLED}]
     if broken:
@@ -98,6 +107,19 @@ def _weak_root(case: Gathered, exit_code: int | None) -> Finding | None:
         return None
     exits = [item for item in case.findings if not item.primary and item.cause is Cause.WORKER_EXIT]
     return choose_root(killed or exits)
+
+
+def _waits_for_storage(case: Gathered) -> list[Finding]:
+    """Lines of mounts that wait for their server, where the log does not end that wait."""
+    back = {item.source: item.order for item in case.findings if item.signature == "storage.back"}
+    return [
+        item
+        for item in case.findings
+        if item.role is Role.CASCADE
+        and item.cause is Cause.STORAGE
+        and back.get(item.source, item.order) <= item.order
+        and not went_on(item, _LONG_AFTER_STEPS)
+    ]
 
 
 def _verdict(root: Finding, told: Sequence[Finding], case: Gathered, context: Context) -> Verdict:

@@ -39,7 +39,8 @@ _PREFIX = re.compile(
     r"|(?P<tag>\[[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}\]):? "
     r"|\((?:\w[\w.()=]{0,80} )?pid=\d{1,9}(?:, ip=(?P<node>[\w.:\-]{2,120}))?\) "  # Ray
     r"|(?![\w.\-]{0,160}\.[A-Z])"  # an exception's module is no host, whatever digits it has
-    r"(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?: (?P<labelled>\d{1,7}))?: "
+    r"(?P<host>[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}|\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3})(?<!\.log|\.err|\.out|\.txt)"
+    r"(?: (?P<labelled>\d{1,7}))?: "
     r")"
 )
 _RELAY = re.compile(
@@ -49,8 +50,8 @@ _RELAY = re.compile(
     rf"|\d\d/\d\d/\d{{2,4}} \d\d:\d\d:\d\d(?:[.,]\d{{1,6}})?|{_STAMP}"
     r"|-(?=[ \t])|=+>|>{1,3}|\|"
     r"|\[?(?:srun|mpiexec|mpirun|prterun|pals\w{0,4}|PALS|slurm\w{0,8}|pbs\w{0,8}|PBS|ezpz[\w./\-]{0,60}|torchrun"
-    r"|launch(?:er)?|agent|wrapper|stderr|stdout|[\w./\-]{1,80}\.(?:err|out|log|py))(?:\[\d{1,9}\])?\]?(?::|(?=[ \t]))"
-    r"|[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}(?::|(?=[ \t]))"
+    r"|launch(?:er)?|agent|wrapper|stderr|stdout|[\w./\-]{1,80}\.py)(?:\[\d{1,9}\])?\]?(?::|(?=[ \t]))"
+    r"|[a-z][a-z\-]{0,30}\d[\w.\-]{0,160}(?<!\.log|\.err|\.out|\.txt):?(?=[ \t])"
     r")){1,8}[ \t]{0,4}"
 )
 """What a logger or a wrapper writes before a line that it hands on: levels, times, names of programs and of hosts."""
