@@ -123,7 +123,8 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
             directory / "events.jsonl",
             self._scratch / f"stacks-{local_rank}",
         )
-        for stale in (files.error, files.events, files.stacks):
+        # Of an earlier run in the same directory: the console would begin with old lines and miss as many new ones.
+        for stale in (files.stdout, files.stderr, files.error, files.events, files.stacks):
             stale.unlink(missing_ok=True)
         progress.create(files.progress)
         return files

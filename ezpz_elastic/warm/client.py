@@ -25,6 +25,9 @@ __all__ = ["End", "Forked", "ServerGone", "Unfit", "WarmServer"]
 _LENGTH = struct.Struct("!I")
 
 
+KILL_PATIENCE = 5.0
+"""Seconds a server that was killed is waited for; only uninterruptible sleep lets it take longer."""
+
 UNKNOWN = 255 << 8
 """Status of a worker whose server has ended before it; stdlib's own fork server says 255 in that case, too."""
 
@@ -195,10 +198,11 @@ class WarmServer:
         return Forked(answer["pid"], mine)
 
     def close(self) -> None:
-        """End the server; its workers should have ended before."""
+        """End the server; its workers should have ended before. One that SIGKILL does not end is left alone."""
         self._link.close()
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it imports from a file system that is away
+            self._process.wait(KILL_PATIENCE)
 
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         # Not msgspec: the environment may hold bytes that are not UTF-8, which only this json carries through.

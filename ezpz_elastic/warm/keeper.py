@@ -113,10 +113,10 @@ class WarmWorkers:
                 return None
         self._used = True
         self._first_is_free.release()
-        if self._successor is not None and self._successor is not self._first:
+        if self._successor is not None:
             if self._first is not None:
                 self._end(self._first)
-            self._first = self._successor
+            self._first, self._successor = self._successor, None  # whoever comes after it stays, should it end
         while self._first is not None:
             try:
                 return self._first if self._first.ready(PATIENCE, give_up) else None

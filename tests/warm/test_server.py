@@ -13,6 +13,7 @@ import psutil
 import pytest
 from support.fake_store import FakeStore, World
 
+from ezpz_elastic.warm import client as client_module
 from ezpz_elastic.warm import keeper as keeper_module
 from ezpz_elastic.warm.client import UNKNOWN, ServerGone, Unfit, WarmServer
 from ezpz_elastic.warm.keeper import KEY, WarmWorkers, can_be_warm
@@ -198,6 +199,36 @@ def test_a_worker_whose_server_is_killed_ends_as_unknown_and_the_next_server_is_
     assert text.split() == ["colorsys"]
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait(10)
+
+
+def test_where_the_successor_is_killed_its_replacement_serves_all_later_rounds(place, workers):
+    store, kept = FakeStore(World()), workers()
+    kept.server(never)
+    store.create(KEY, b'["colorsys"]')
+    kept.learn(store)
+    await_true(lambda: kept._learned)
+    successor = kept.server(never)
+    assert successor.modules == ("colorsys",)
+    os.kill(successor.pid, signal.SIGKILL)
+    await_true(lambda: successor._process.poll() is not None)
+    replacement = kept.server(never)
+    assert replacement is not successor
+    assert replacement.modules == ("colorsys",)
+    assert [kept.server(never) for _ in range(2)] == [replacement] * 2
+    assert kept.pids() == {replacement.pid}
+
+
+def test_a_server_that_no_signal_ends_is_left_alone(place, monkeypatch):
+    server = WarmServer(sys.executable, ["program/script.py"], [], "tag-of-a-test", place)
+    assert server.ready(20)
+    os.kill(server.pid, signal.SIGSTOP)  # or it would end with its agent's socket
+    monkeypatch.setattr(client_module, "KILL_PATIENCE", 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(server._process, "send_signal", lambda signum: None)
+        server.close()
+    assert server._process.poll() is None, "it lives on, as one in uninterruptible sleep does"
+    server._process.kill()
+    assert server._process.wait(10) == -signal.SIGKILL
 
 
 def test_a_server_that_cannot_start_is_said_to_be_gone(place):
