@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from ezpz_elastic.checkpoint.errors import CheckpointError, SaveFailed, failure_of
 from ezpz_elastic.checkpoint.saver import Saved
+from ezpz_elastic.checkpoint.threads import start
 from ezpz_elastic.errors import UsageError
 
 __all__ = ["SaveHandle"]
@@ -42,13 +42,12 @@ class SaveHandle:
         self._began = began
         self._saved: Saved | None = None
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"checkpoint step {step}", daemon=True)
-        self._thread.start()
         atexit.register(self._at_exit)
+        self._thread = start(self._run, f"checkpoint step {step}")
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return not self._thread.is_alive()
+        return self._thread is None or not self._thread.is_alive()
 
     def result(self) -> Path:
         """Wait for the end.
@@ -61,7 +60,7 @@ class SaveHandle:
             Superseded: a newer round owns the directory.
         """
         began = time.monotonic()
-        self._thread.join()
+        self._join()
         self.seconds["residual"] = self.seconds.get("residual", 0.0) + time.monotonic() - began
         if self._error is not None:
             raise self._error
@@ -81,13 +80,17 @@ class SaveHandle:
             self.seconds["total"] = time.monotonic() - self._began
             atexit.unregister(self._at_exit)
 
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
     def _at_exit(self) -> None:
         if hasattr(sys, "last_value") or hasattr(sys, "last_type"):
             # The other ranks may be gone; the agent is waiting for this process to end.
             _log.warning("step %d was still being saved when this process failed; it is not durable", self.step)
             return
         _log.warning("waiting for step %d to become durable; call manager.wait() at the end of training", self.step)
-        self._thread.join()
+        self._join()
         if self._error is not None:
             _log.error("%s", self._error)
 

@@ -11,7 +11,6 @@ import functools
 import os
 import queue
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,7 @@ from ezpz_elastic.checkpoint.placer import Assignment, Placer, estimate, estimat
 from ezpz_elastic.checkpoint.reader import VerifiedReader
 from ezpz_elastic.checkpoint.striping import Placement
 from ezpz_elastic.checkpoint.sums import SummingStream
+from ezpz_elastic.checkpoint.threads import start
 
 __all__ = ["StripedWriter", "VerifiedReader"]
 
@@ -172,13 +172,27 @@ class StripedWriter(FileSystemWriter):  # type: ignore[misc]
             path, name, items = file_queue.get_nowait()
             if items:  # a rank that owns nothing of the state needs no file
                 jobs.append((path, name, items, len(jobs)))
-        if len(jobs) <= 1:
-            parts = [self._write_file(planner, *job) for job in jobs]
-        else:
-            with ThreadPoolExecutor(max(self.thread_count, 1), thread_name_prefix="checkpoint-write") as pool:
-                parts = list(pool.map(lambda job: self._write_file(planner, *job), jobs))
+        outcomes: list[list[WriteResult] | Exception] = [[] for _ in jobs]
+
+        def write(job: tuple[Path, str, Sequence[Any], int]) -> None:
+            try:
+                outcomes[job[-1]] = self._write_file(planner, *job)
+            except Exception as error:
+                outcomes[job[-1]] = error
+
+        workers = [start(functools.partial(write, job), f"checkpoint write {job[1]}") for job in jobs[1:]]
+        for job in jobs[:1]:
+            write(job)
+        for worker in workers:
+            if worker is not None:
+                worker.join()
+        written: list[WriteResult] = []
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+            written += outcome
         done: Future[list[WriteResult]] = Future()
-        done.set_result([result for part in parts for result in part])
+        done.set_result(written)
         return done
 
     def _write_file(self, planner: Any, path: Path, name: str, items: Sequence[Any], number: int) -> list[WriteResult]:

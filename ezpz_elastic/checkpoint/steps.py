@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 import threading
@@ -14,6 +15,7 @@ from ezpz_elastic.checkpoint import layout, manifest
 from ezpz_elastic.checkpoint.durable import Create, rename, write_file
 from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
 from ezpz_elastic.checkpoint.manifest import Manifest
+from ezpz_elastic.checkpoint.threads import start
 
 __all__ = ["StepKind", "StepState", "Trash", "inspect", "quarantine", "recover"]
 
@@ -90,9 +92,9 @@ class Trash:
             doomed = layout.deleting_path(self._directory, step)
             rename(path, doomed)
         self._workers = [worker for worker in self._workers if worker.is_alive()]
-        worker = threading.Thread(target=_remove, args=(doomed,), name=f"remove {doomed.name}", daemon=True)
-        self._workers.append(worker)
-        worker.start()
+        worker = start(functools.partial(_remove, doomed), f"remove {doomed.name}")
+        if worker is not None:
+            self._workers.append(worker)
 
     def wait(self) -> None:
         """Until everything put here is off the disk."""

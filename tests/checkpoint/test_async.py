@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 from checkpoint import jobs
 from checkpoint.ranks import run_ranks
-from checkpoint.training import Training, same
+from checkpoint.training import Training, same, shards
 
 from ezpz_elastic.checkpoint import CheckpointManager, SaveFailed
 
@@ -87,3 +89,46 @@ def test_a_state_that_changes_its_shape_is_planned_anew(tmp_path: Path) -> None:
         assert manager.restore(state) == step
         assert torch.equal(state["weights"], torch.full((size,), float(step)))
         assert state["sizes"] == list(range(size))
+
+
+ENDS_WITHOUT_WAITING = """
+import atexit, sys, threading, torch
+from pathlib import Path
+from ezpz_elastic.checkpoint import CheckpointManager
+from ezpz_elastic.checkpoint.saver import Save
+
+directory, threads_end = Path(sys.argv[1]), sys.argv[2] == "3.12"
+ending, room, start = threading.Event(), Save._agree_on_room, threading.Thread.start
+
+def held(save, peers):
+    ending.wait()
+    room(save, peers)
+
+def end():
+    if threads_end:
+        threading.Thread.start = refuse
+    ending.set()
+
+def refuse(thread):
+    print("refused", thread.name.split()[0])
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+manager = CheckpointManager(directory, keep_last=1, threads=2)
+state = {"a": torch.ones(300), "b": torch.ones(300)}
+manager.save(1, state)
+Save._agree_on_room = held
+manager.save_async(2, state)
+atexit.register(end)  # runs before the handler of the save, which was registered first
+"""
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_a_script_that_ends_without_waiting_has_its_last_save(tmp_path: Path, python: str) -> None:
+    """``3.12``: an interpreter that is ending starts no thread at all."""
+    command = [sys.executable, "-c", ENDS_WITHOUT_WAITING, str(tmp_path), python]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert "waiting for step 2 to become durable" in done.stderr
+    assert ("refused checkpoint" in done.stdout, "refused remove" in done.stdout) == (python == "3.12",) * 2
+    assert CheckpointManager(tmp_path).restore({"a": torch.zeros(300), "b": torch.zeros(300)}) == 2, done.stderr
+    assert len(shards(tmp_path / "step-2")) == 2
+    assert done.returncode == 0
