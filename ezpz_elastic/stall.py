@@ -19,6 +19,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from ezpz_elastic.decide.evidence import IdleTimeout
 from ezpz_elastic.journal import Journal
+from ezpz_elastic.observe import progress
 from ezpz_elastic.observe.exits import last_step
 from ezpz_elastic.observe.hang import Standing, StepClock, to_blame
 from ezpz_elastic.observe.stacks import look
@@ -66,6 +67,10 @@ class Ranks:
     def step(self) -> int | None:
         """The furthest step of any of them."""
         return max((step for files in self._files.values() if (step := last_step(files)) is not None), default=None)
+
+    def busy(self) -> bool:
+        """Whether any of them waits for a checkpoint."""
+        return any(progress.read(files.progress).busy for files in self._files.values())
 
     def steps(self) -> dict[int, int | None]:
         """Each rank's last step, now."""
@@ -128,7 +133,7 @@ class StallWatch(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.wait(min(LOOK, self._clock.limit() / 5)):
-            self._clock.see(self._ranks.step(), time.monotonic())
+            self._clock.see(self._ranks.step(), time.monotonic(), self._ranks.busy())
             waiting, limit = self._clock.waiting(time.monotonic()), self._clock.limit()
             self.stalled = waiting >= limit
             if waiting < limit / 2 or self._finished():

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-__all__ = ["EVENTS_FILE", "PROGRESS_FILE", "durable", "tell"]
+__all__ = ["EVENTS_FILE", "PROGRESS_FILE", "busy", "durable", "tell"]
 
 EVENTS_FILE = "EZPZ_EVENTS_FILE"
 PROGRESS_FILE = "EZPZ_PROGRESS_FILE"
@@ -41,3 +42,15 @@ def durable(step: int, environ: Mapping[str, str] = os.environ) -> None:
         from ezpz_elastic.observe.progress import durable as record
 
         record(step)
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Tell this worker's agent that what it waits for is a checkpoint: it is not hung."""
+    if os.environ.get(PROGRESS_FILE):
+        from ezpz_elastic.observe.progress import busy as recorded
+
+        with recorded():
+            yield
+    else:
+        yield

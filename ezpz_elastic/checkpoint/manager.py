@@ -101,6 +101,7 @@ class CheckpointManager:
         self._timeout = timeout
         self._store: Any = None
 
+    @facts.busy()
     def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> Path:
         """Make ``state`` durable as ``step``; returns when it is.
 
@@ -127,6 +128,7 @@ class CheckpointManager:
         self._after(peers, saved)
         return saved.path
 
+    @facts.busy()
     def save_async(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> SaveHandle:
         """Copy ``state`` to host memory and make it durable beside the training.
 
@@ -163,6 +165,7 @@ class CheckpointManager:
         self._pending = SaveHandle(step, peers.rank, work, began, save.seconds)
         return self._pending
 
+    @facts.busy()
     def wait(self) -> None:
         """Until the asynchronous save that is under way, if any, is durable.
 
@@ -174,6 +177,7 @@ class CheckpointManager:
         if pending is not None:
             pending.result()
 
+    @facts.busy()
     def restore(self, state: dict[str, Any]) -> int | None:
         """Load the newest step that verifies.
 

@@ -14,6 +14,10 @@ __all__ = ["LEAST", "Standing", "StepClock", "behind", "to_blame"]
 LEAST = 60.0
 """Seconds: no learned limit is shorter."""
 
+BUSY = 600.0
+"""Seconds: no learned limit is shorter while a checkpoint is saved or restored. Storage that takes its time is no hang,
+and the rank that writes is not to blame for it."""
+
 TIMES = 10
 """A step that takes so many times the 99th percentile of this run's steps is a hang."""
 
@@ -58,13 +62,17 @@ class StepClock:
         self._longest = 0.0
         self._step: int | None = None
         self._since = 0.0
+        self._busy = False
 
     def begin(self, now: float) -> None:
         """A life begins; ``now`` is a monotonic clock, seconds."""
-        self._step, self._since = None, now
+        self._step, self._since, self._busy = None, now, False
 
-    def see(self, step: int | None, now: float) -> None:
-        """The furthest step of the local workers at this moment."""
+    def see(self, step: int | None, now: float, busy: bool = False) -> None:
+        """The furthest step of the local workers at this moment, and whether one of them waits for a checkpoint."""
+        if self._step is not None and self._busy and not busy:
+            self._since = now  # the step begins where the wait ends
+        self._busy = busy
         if step is None or step == self._step:
             return
         if self._step is not None and step > self._step:
@@ -82,7 +90,7 @@ class StepClock:
             return float("inf")  # one step says nothing about the next one
         ordered = sorted(self._times)
         percentile = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-        return max(LEAST, TIMES * percentile, PAUSES * self._longest)
+        return max(BUSY if self._busy else LEAST, TIMES * percentile, PAUSES * self._longest)
 
     def waiting(self, now: float) -> float:
         """Seconds since the last step, or since the life began."""

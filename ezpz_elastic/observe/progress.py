@@ -1,8 +1,8 @@
 """How far a worker has come: one small memory-mapped file per worker, written by the script, read by its agent.
 
-Four 64-bit numbers: the last step, the last step of which a checkpoint is durable, the number of calls, and whether
-the agent asks for a checkpoint now. Writing one is a store into mapped memory, so a training loop can afford it at
-every step.
+Five 64-bit numbers: the last step, the last step of which a checkpoint is durable, the number of calls, whether the
+agent asks for a checkpoint now, and whether the worker waits for one to be saved or restored. Writing one is a store
+into mapped memory, so a training loop can afford it at every step.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import logging
 import mmap
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-__all__ = ["PROGRESS_FILE", "Progress", "create", "durable", "progress", "read", "tell"]
+__all__ = ["PROGRESS_FILE", "Progress", "busy", "create", "durable", "progress", "read", "tell"]
 
 PROGRESS_FILE = "EZPZ_PROGRESS_FILE"
 """Environment variable by which an agent tells its worker where to write."""
@@ -25,7 +27,7 @@ PROGRESS_FILE = "EZPZ_PROGRESS_FILE"
 logger = logging.getLogger(__name__)
 
 _NONE = -1
-_SIZE = 4 * 8
+_SIZE = 5 * 8
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -35,11 +37,13 @@ class Progress(msgspec.Struct, frozen=True):
         step: the last step it reported; ``None`` before the first.
         durable_step: the last step of which a checkpoint is complete on storage.
         calls: how often ``progress`` was called.
+        busy: it waits for a checkpoint, not for a step.
     """
 
     step: int | None
     durable_step: int | None
     calls: int
+    busy: bool = False
 
 
 def create(path: Path) -> None:
@@ -59,8 +63,8 @@ def read(path: Path) -> Progress:
         data = b""
     if len(data) < _SIZE:
         return Progress(None, None, 0)
-    step, durable_step, calls, _ = memoryview(data[:_SIZE]).cast("q")
-    return Progress(None if step == _NONE else step, None if durable_step == _NONE else durable_step, calls)
+    step, durable_step, calls, _, busy = memoryview(data[:_SIZE]).cast("q")
+    return Progress(None if step == _NONE else step, None if durable_step == _NONE else durable_step, calls, busy > 0)
 
 
 _STACKS_FILE = "EZPZ_STACKS_FILE"  # stacks.STACKS_FILE; this module is imported by scripts and stays small
@@ -135,3 +139,17 @@ def durable(step: int) -> None:
     view = _view if _looked else _counters()
     if view is not None:
         view[1] = step
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """While a checkpoint is saved or restored: that is no step, and takes what storage takes; managers use it."""
+    view = _view if _looked else _counters()
+    if view is None:
+        yield
+        return
+    view[4] += 1
+    try:
+        yield
+    finally:
+        view[4] -= 1

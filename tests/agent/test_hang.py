@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ezpz_elastic.observe import progress, stacks
-from ezpz_elastic.observe.hang import LEAST, Standing, StepClock, behind, to_blame
+from ezpz_elastic.observe.hang import BUSY, LEAST, Standing, StepClock, behind, to_blame
 from ezpz_elastic.observe.stacks import Place, look
 
 INF = float("inf")
@@ -52,6 +52,18 @@ def test_before_the_first_step_the_start_up_limit_holds_in_every_life():
     assert (made.limit(), made.waiting(31.0)) == (3.0, 1.0)
     made.begin(50.0)
     assert (made.limit(), made.waiting(51.0)) == (40.0, 1.0)
+
+
+def test_waiting_for_a_checkpoint_is_no_step_and_has_a_longer_limit():
+    made = clock([0.1] * 100)
+    made.see(100, 20.0, busy=True)
+    assert made.limit() == BUSY
+    made.see(100, 320.0)
+    assert (made.limit(), made.waiting(321.0)) == (LEAST, 1.0)
+    assert clock([100.0] * 100).limit() > BUSY
+    given = clock([0.1] * 100, given=7.0)
+    given.see(100, 20.0, busy=True)
+    assert given.limit() == 7.0
 
 
 def test_a_step_that_is_told_again_is_no_progress():

@@ -25,8 +25,47 @@ def test_the_agent_reads_what_the_worker_told(tmp_path: Path):
     assert progress.read(path) == progress.Progress(step=4, durable_step=3, calls=5)
 
 
+SAVER = """
+import os, sys
+from ezpz_elastic.checkpoint import facts
+
+@facts.busy()
+def save():
+    with facts.busy():
+        pass
+    os.write(1, b".")
+    sys.stdin.readline()
+
+save()
+os.write(1, b".")
+sys.stdin.readline()
+"""
+
+
+def test_the_agent_sees_that_a_worker_waits_for_a_checkpoint(tmp_path: Path):
+    path = tmp_path / "progress"
+    progress.create(path)
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVER],
+        env={progress.PROGRESS_FILE: str(path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdin is not None
+        told = []
+        for _ in range(2):
+            worker.stdout.read(1)
+            told.append(progress.read(path).busy)
+            worker.stdin.write(b"\n")
+    assert worker.returncode == 0
+    assert told == [True, False]
+
+
 def test_without_an_agent_it_is_a_no_op():
     subprocess.run([sys.executable, "-c", WORKER], env={}, check=True)
+    subprocess.run([sys.executable, "-c", SAVER], env={}, check=True, stdin=subprocess.DEVNULL)
 
 
 def test_a_worker_that_cannot_reach_its_file_trains_on_and_says_so(tmp_path: Path):
