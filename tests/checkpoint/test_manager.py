@@ -19,6 +19,7 @@ from checkpoint.training import Training, flip_byte, same, shards
 
 from ezpz_elastic.checkpoint import CheckpointManager, NoUsableCheckpoint, SaveFailed, Superseded
 from ezpz_elastic.errors import UsageError
+from ezpz_elastic.observe import progress
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -371,3 +372,29 @@ def test_a_program_without_this_package_reads_and_converts_our_directory(tmp_pat
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stdout.strip() == "1.25 12 (64, 64)", done.stderr
+
+
+def test_who_saves_or_restores_tells_its_agent_that_it_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = tmp_path / "progress"
+    progress.create(counters)
+    monkeypatch.setenv(progress.PROGRESS_FILE, str(counters))
+    monkeypatch.setattr(progress, "_looked", False)
+    monkeypatch.setattr(progress, "_view", None)
+    seen: list[bool] = []
+
+    class Looking:
+        def state_dict(self) -> dict[str, int]:
+            seen.append(progress.read(counters).busy)
+            return {"x": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            seen.append(progress.read(counters).busy)
+
+    manager = CheckpointManager(tmp_path / "ckpt")
+    manager.save(1, {"it": Looking()})
+    manager.save_async(2, {"it": Looking()}).result()
+    assert manager.restore({"it": Looking()}) == 2
+    manager.close()
+    assert len(seen) >= 3
+    assert all(seen)
+    assert not progress.read(counters).busy
