@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import msgspec
 
 from rendezvous.account import Ledger, catch_up, retired_before, settle
-from rendezvous.liveness import LeaseClock, refused
+from rendezvous.liveness import LeaseClock, meet, refused
 from rendezvous.membership import CheckTwin, Decide, Effect, Membership, Open, Phase, Refuse, Tick
 from rendezvous.records import (
     Case,
     Decision,
     Gone,
     JobRecord,
+    Joined,
     Member,
     Opening,
     Outcome,
@@ -75,6 +76,7 @@ class Means:
         ledger: told what this agent committed while it led.
         clock: seconds on this host's monotonic clock.
         probe: asks ports.
+        meet: told of each member while it is there, so that ``probe`` knows where to ask when it may be gone.
     """
 
     store: Store
@@ -84,6 +86,7 @@ class Means:
     ledger: Ledger
     clock: Callable[[], float] = time.monotonic
     probe: Probe = refused
+    meet: Callable[[Member], None] = meet
 
 
 def declare_gone(store: Store, member_id: str, host: str, how: str) -> Gone:
@@ -107,6 +110,7 @@ class Leader:
     def __init__(self, means: Means, term: int) -> None:
         self._store, self._job, self._member = means.store, means.job, means.member
         self._decider, self._ledger, self._now, self._probe = means.decider, means.ledger, means.clock, means.probe
+        self._meet = means.meet
         self._ttl = means.job.lease_ttl
         self._beat = self._ttl / BEATS_PER_LEASE
         self._successor = f"coordinator/{term + 1}"
@@ -183,6 +187,8 @@ class Leader:
                 self._malformed.add(key)
                 logger.error("%s; ignored", error)
             return
+        if isinstance(message, Joined):
+            self._meet(message.member)
         if (
             isinstance(message, Report)
             and message.conclusive

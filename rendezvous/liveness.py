@@ -7,15 +7,20 @@ kernel of the host says that the process which listened there is gone.
 from __future__ import annotations
 
 import errno
+import math
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from rendezvous.names import Names
 from rendezvous.ports import listen
 from rendezvous.records import Member
 
-__all__ = ["LeaseClock", "Listener", "refused"]
+__all__ = ["LeaseClock", "Listener", "meet", "refused"]
 
 
 class Listener:
@@ -53,60 +58,106 @@ class Listener:
 AT_ONCE = 256
 """Ports asked at the same time: well below the 1,024 open files that many systems allow a process."""
 
+_NO_WAY = frozenset({errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""This machine has no way to addresses of that kind, whoever is there."""
 
-def refused(members: Sequence[Member], timeout: float) -> list[Member]:
+_NAMES = Names()
+
+
+def meet(member: Member) -> None:
+    """Begin to find out where this member's port is, so that it can be asked at once when it has to be."""
+    _NAMES.of([member], 0.0)
+
+
+def refused(members: Sequence[Member], timeout: float, names: Names = _NAMES) -> list[Member]:
     """Which of these members' ports refuse a connection.
 
     Args:
         members: whom to ask, ``AT_ONCE`` at a time.
-        timeout: seconds for all of them; no answer in time is not a refusal, nor is a question that was not put.
+        timeout: seconds for all of them; no answer in time is not a refusal, nor is a question that was not put. Half
+            of it may pass until the names are known, and whoever does not answer keeps nobody from being asked.
+        names: knows their addresses.
     """
-    gone: list[Member] = []
     deadline = time.monotonic() + timeout
-    for first in range(0, len(members), AT_ONCE):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        gone += _ask(members[first : first + AT_ONCE], left)
-    return gone
+    found = names.of(members, timeout / 2)
+    questions = [_Question(member, *address) for member in members for address in found.get(member, ())]
+    _ask(questions, deadline)
+    answers: dict[Member, list[bool]] = {}
+    for question in questions:
+        if question.refused is not None:
+            answers.setdefault(question.member, []).append(question.refused)
+    # A name may stand for another machine's address, too: one refusal among several is not enough.
+    return [member for member in members if all(answers.get(member, [False]))]
 
 
-def _ask(members: Sequence[Member], timeout: float) -> list[Member]:
-    gone: list[Member] = []
-    deadline = time.monotonic() + timeout
+@dataclass
+class _Question:
+    """Whether one address of a member refuses; ``None`` if this machine cannot reach any such address."""
+
+    member: Member
+    family: socket.AddressFamily
+    address: tuple[Any, ...]
+    refused: bool | None = False
+    until: float = 0.0
+
+    def put(self) -> socket.socket | None:
+        """Begin to connect; ``None`` if the answer is there, or no question can be put."""
+        try:
+            probe = socket.socket(self.family, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptor is left, mostly
+            self._hear(error.errno)
+            return None
+        probe.setblocking(False)
+        try:
+            probe.connect(self.address)
+        except BlockingIOError:
+            return probe
+        except OSError as error:
+            self._hear(error.errno)
+        except (ValueError, TypeError, OverflowError):
+            pass  # no address at all
+        probe.close()
+        return None
+
+    def answer(self, probe: socket.socket) -> None:
+        """The connection has been made, or has failed."""
+        self._hear(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _hear(self, number: int | None) -> None:
+        self.refused = None if number in _NO_WAY else number == errno.ECONNREFUSED
+
+
+def _ask(questions: Sequence[_Question], deadline: float) -> None:
+    """Put all questions, ``AT_ONCE`` at a time; who keeps others waiting has its share of the time, and no more."""
+    waiting = deque(questions)
+    share = (deadline - time.monotonic()) / max(1, math.ceil(len(questions) / AT_ONCE))
+    put: dict[socket.socket, _Question] = {}  # the oldest first
     with selectors.PollSelector() as selector:  # needs no descriptor of its own
-        for member in members:
-            if time.monotonic() >= deadline:
-                break  # a name service that is slow to answer must not hold up who decides
-            try:
-                probe = socket.socket(socket.AF_INET6 if ":" in member.addr else socket.AF_INET, socket.SOCK_STREAM)
-            except OSError:
-                break  # no descriptor is left: a question that is not put
-            probe.setblocking(False)
-            try:
-                probe.connect((member.addr, member.port))
-            except BlockingIOError:
-                selector.register(probe, selectors.EVENT_WRITE, member)
-                continue
-            except ConnectionRefusedError:
-                gone.append(member)
-            except (OSError, ValueError, TypeError):
-                # Unreachable, unresolvable or (the last two) no address at all is no refusal; the lease will tell.
-                pass
+
+        def forget(probe: socket.socket) -> None:
+            selector.unregister(probe)
             probe.close()
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
+            del put[probe]
+
+        while (waiting or put) and (now := time.monotonic()) < deadline:
+            if waiting and len(put) < AT_ONCE:
+                question = waiting.popleft()
+                question.until = now + share
+                if (probe := question.put()) is not None:
+                    put[probe] = question
+                    selector.register(probe, selectors.EVENT_WRITE)
+                continue
+            oldest = next(iter(put.values()))
+            for key, _ in selector.select(max(0.0, (oldest.until if waiting else deadline) - now)):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
-                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
-                    gone.append(key.data)
-                selector.unregister(sock)
-                sock.close()
-        for key in list(selector.get_map().values()):
-            sock = key.fileobj
-            assert isinstance(sock, socket.socket)
-            sock.close()
-    return gone
+                put[sock].answer(sock)
+                forget(sock)
+            if waiting:
+                for sock in [sock for sock, question in put.items() if question.until <= now]:
+                    forget(sock)
+        for sock in list(put):
+            forget(sock)
 
 
 class LeaseClock:
