@@ -102,5 +102,8 @@ class Journal:
             self._lost = 0
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file. A file system may tell only now that it has not taken what it was given."""
+        try:
+            self._file.close()
+        except OSError as error:
+            logger.warning("cannot write to %s: %s; events may be lost", self.directory, error)

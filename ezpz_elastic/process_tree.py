@@ -17,12 +17,15 @@ import psutil
 
 from ezpz_elastic import guard
 
-__all__ = ["Family", "Guard", "stop_all"]
+__all__ = ["LONGEST_WAIT", "Family", "Guard", "stop_all"]
 
 logger = logging.getLogger(__name__)
 
 _LOOK = 0.05
 """Seconds between two looks at processes whose end the kernel does not tell."""
+
+LONGEST_WAIT = 86400.0
+"""Seconds that are waited for at a time; the kernel takes no timeout of more than 24 days."""
 
 _KILL_PATIENCE = 5.0
 """Seconds to wait after SIGKILL; what is alive then is in uninterruptible sleep."""
@@ -148,7 +151,7 @@ def _wait(pids: list[int], timeout: float) -> list[int]:
             stack.callback(os.close, descriptor)
             selector.register(descriptor, selectors.EVENT_READ, pid)
         while (watched or selector.get_map()) and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(min(left, _LOOK) if watched else left):
+            for key, _ in selector.select(min(left, _LOOK if watched else LONGEST_WAIT)):
                 selector.unregister(key.fileobj)
             watched = [pid for pid in watched if not _has_ended(pid)]
         return [*(key.data for key in selector.get_map().values()), *watched]

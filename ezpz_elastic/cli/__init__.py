@@ -4,8 +4,10 @@ Nothing is imported for a command that was not asked for: ``ezpz-elastic scrape`
 file is imported when its command is called, and for ``--help`` the first line of its docstring is read without
 importing it. A file that offers several sub-commands defines ``app`` (a ``typer.Typer``) instead of ``run``; one that
 passes unknown arguments on defines ``CONTEXT`` (click's context settings) beside it; one that reads a foreign command
-line defines ``verbatim``, which is given every word as it stands, ``--verbose`` and ``--`` included. Each returns the
-exit code. Files whose names begin with ``_`` are shared parts and no commands.
+line with a parser of its own defines ``verbatim``, which is given every word as it stands. Each returns the exit code.
+Files whose names begin with ``_`` are shared parts and no commands.
+
+``--verbose`` is an option of every command, read by the parser that knows where a command line of the user's begins.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import ast
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated, Any
 
 from ezpz_elastic.errors import UsageError
 
@@ -33,10 +36,9 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: without the program's name; ``sys.argv`` by default.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    ours = words[: words.index("--")] if "--" in words else words
-    verbose = "--verbose" in ours
+    verbose: list[str] = []
     try:
-        code = _run(words, [word for word in ours if word != "--verbose"] + words[len(ours) :])
+        code = _run(words, verbose)
     except UsageError as error:
         if verbose:
             raise
@@ -45,9 +47,12 @@ def main(arguments: list[str] | None = None) -> None:
     raise SystemExit(code)
 
 
-def _run(given: list[str], words: list[str]) -> int:
-    """Find the command and call it; ``words`` are those ``given`` without our own ``--verbose``."""
+def _run(words: list[str], verbose: list[str]) -> int:
+    """Find the command and call it; ``verbose`` takes our own ``--verbose``, before the command's name or after it."""
     known = commands()
+    while words[:1] == ["--verbose"]:
+        verbose.append(words[0])
+        words = words[1:]
     if not words or words[0] in {"-h", "--help", "help"}:
         width = max(map(len, known), default=0)
         print("usage: ezpz-elastic COMMAND …\n")
@@ -63,11 +68,11 @@ def _run(given: list[str], words: list[str]) -> int:
         raise UsageError(f"no command {words[0]!r}", expected=f"one of {', '.join(known)}")
     module = import_module(f"ezpz_elastic.cli.{words[0].replace('-', '_')}")
     if (verbatim := getattr(module, "verbatim", None)) is not None:
-        return int(verbatim(given[given.index(words[0]) + 1 :]))
-    return _call(module, words)
+        return int(verbatim([*verbose, *words[1:]]))
+    return _call(module, words, verbose)
 
 
-def _call(module: object, words: list[str]) -> int:
+def _call(module: object, words: list[str], verbose: list[str]) -> int:
     import typer
 
     app = getattr(module, "app", None)
@@ -75,6 +80,9 @@ def _call(module: object, words: list[str]) -> int:
         app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         app.command(context_settings=getattr(module, "CONTEXT", None))(module.__dict__["run"])
     command = typer.main.get_command(app)
+    option = _verbose_option(verbose)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        each.params.append(option)
     # typer carries a click of its own in some releases, so its exceptions are found through typer's
     wrong_usage: type[Exception] = next(
         base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
@@ -88,6 +96,26 @@ def _call(module: object, words: list[str]) -> int:
     except wrong_usage as error:
         raise _told(error, f"ezpz-elastic {words[0]}") from error
     return code if isinstance(code, int) else 0
+
+
+def _verbose_option(verbose: list[str]) -> Any:
+    """The option ``--verbose`` of any command: ``verbose`` takes it, and the command itself is told nothing."""
+    import typer
+
+    def take(given: bool) -> None:
+        verbose.extend(["--verbose"] * given)
+
+    option = typer.Option(
+        "--verbose", help="show the traceback of a usage error", callback=take, is_eager=True, expose_value=False
+    )
+
+    def carrier(verbose: bool = False) -> None:
+        del verbose
+
+    carrier.__annotations__["verbose"] = Annotated[bool, option]
+    app = typer.Typer(add_completion=False)
+    app.command()(carrier)
+    return next(item for item in typer.main.get_command(app).params if item.name == "verbose")
 
 
 def _told(error: Exception, command: str) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 from ezpz_elastic.decide.verdict import EvidenceLine, Verdict
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.machines import find_machine
+from ezpz_elastic.observe.text import readable
 
 __all__ = ["as_json", "as_text", "read_hosts", "seconds"]
 
@@ -24,16 +26,18 @@ def seconds(text: str) -> float | None:
     """
     if text.strip().lower() in {"", "unknown"}:
         return None
+    unit = _UNITS.get(text[-1])
     try:
-        if ":" in text:
-            total = 0.0
-            for part in text.split(":"):
-                total = total * 60 + float(part)
-            return total
-        unit = _UNITS.get(text[-1])
-        return float(text) if unit is None else float(text[:-1]) * unit
-    except ValueError as error:
-        raise UsageError(f"{text!r} is no duration", expected="4h, 90m, 30s, 1:30:00, 0 or unknown") from error
+        parts = [float(part) for part in (text if unit is None else text[:-1]).split(":")]
+    except ValueError:
+        parts = [math.nan]
+    total = 0.0
+    for part in parts:
+        total = total * 60 + (part if part >= 0 else math.nan)
+    total *= unit or 1.0
+    if not total < math.inf:
+        raise UsageError(f"{text!r} is no duration", expected="4h, 90m, 30s, 1:30:00, 0 or unknown")
+    return total
 
 
 def read_hosts(hostfile: Path | None, listed: str, machine: str) -> tuple[str, ...]:
@@ -58,7 +62,7 @@ def read_hosts(hostfile: Path | None, listed: str, machine: str) -> tuple[str, .
 
 def as_json(log: Path, verdict: Verdict) -> str:
     """One line of JSON: the verdict's fields, and the log it is about."""
-    return msgspec.json.encode({"log": str(log), **msgspec.to_builtins(verdict)}).decode()
+    return msgspec.json.encode({"log": readable(log), **msgspec.to_builtins(verdict)}).decode()
 
 
 def as_text(log: Path | None, verdict: Verdict, *, explain: bool) -> str:
@@ -68,7 +72,7 @@ def as_text(log: Path | None, verdict: Verdict, *, explain: bool) -> str:
 
 def _lines(log: Path | None, verdict: Verdict, *, explain: bool) -> Iterator[str]:
     if log is not None:
-        yield f"{log}:"
+        yield f"{readable(log)}:"
     yield f"{verdict.kind.value} ({verdict.cause.value})" + ("" if verdict.certain else ", doubtful")
     for host in verdict.hosts:
         yield f"  bad host  {host.name}  {host.provenance.value}"

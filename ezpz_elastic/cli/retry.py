@@ -134,7 +134,7 @@ def _at_least(option: str, value: float, least: int) -> None:
 def _spares(text: str) -> int | None:
     if text == "auto":
         return None
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"--spares {text}", expected="auto, or how many hosts")
     return int(text)
 

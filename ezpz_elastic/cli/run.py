@@ -122,6 +122,7 @@ def _parser() -> ArgumentParser:
     except ValueError as error:
         raise UsageError(f"a PET_… variable in the environment: {error}", expected="0 or 1 for a flag") from error
     parser.prog = "ezpz-elastic run"
+    parser.allow_abbrev = False  # or a script's own --log is looked up among our options, too, and found ambiguous
     parser.description = "The agent of this host. Takes the arguments of torchrun."
     parser.epilog = (
         f"What differs from torchrun: --rdzv-backend is ezpz, --max-restarts is {MAX_RESTARTS} if it is not given, "
@@ -180,9 +181,11 @@ def _check(arguments: Namespace) -> None:
 
 def _at_least(option: str, value: object, least: int) -> None:
     """Refuse a number that is too small; words such as ``gpu`` are torch's to judge."""
-    text = str(value).strip()
-    number = int(text) if text.lstrip("+-").isdigit() else None
-    if number is not None and number < least:
+    try:
+        number = int(str(value))
+    except ValueError:
+        return
+    if number < least:
         raise UsageError(f"{option}={value}", expected=f"{least} or more")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -40,5 +41,6 @@ class DeathWatch:
 
 
 def _wait_for_exit(pid: int, done: Callable[[], None]) -> None:
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with contextlib.suppress(ChildProcessError):  # it has ended and has been waited for meanwhile
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     done()

@@ -10,7 +10,7 @@ import msgspec
 from ezpz_elastic.decide.evidence import LogMatch
 from ezpz_elastic.observe.headings import heading, list_head
 from ezpz_elastic.observe.scanner import FRAME, HitLine
-from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, is_relay, parse_prefix
+from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, is_relay, parse_prefix, readable
 from ezpz_elastic.signatures import Library, Signature
 
 __all__ = ["Matcher"]
@@ -47,7 +47,7 @@ class Matcher:
 
     def __init__(self, library: Library, file: str = "", rank: int | None = None, host: str | None = None) -> None:
         self._library = library
-        self._file = file
+        self._file = readable(file)
         self._rank = rank
         self._host = host
         self._seen: Counter[int] = Counter()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import msgspec
 
@@ -15,7 +14,9 @@ from ezpz_elastic.decide.policy import decide
 from ezpz_elastic.decide.situation import Limits, Situation
 from ezpz_elastic.decide.verdict import Verdict
 from ezpz_elastic.errors import UsageError
+from ezpz_elastic.observe.text import readable
 from ezpz_elastic.retry.pool import Pool
+from ezpz_elastic.retry.stream import AttemptLog
 from ezpz_elastic.retry.supervise import Ended
 from rendezvous.records import Decision
 
@@ -60,17 +61,17 @@ class Judge:
         self._tells_steps, self._host = tells_steps, host
         self._ledger = msgspec.Raw(b"null")
 
-    def decide(self, facts: Facts, log: Path) -> Decision:
+    def decide(self, facts: Facts, log: AttemptLog) -> Decision:
         """Classify an attempt and say what is done about it.
 
         Args:
             facts: what is known beside the log.
-            log: what the attempt printed.
+            log: what the attempt printed; if it cannot be read, the exit code alone is judged.
         """
         verdict = self._verdict(facts, log)
         history, note = load_history(self._ledger, facts.number)
         if note:
-            verdict = msgspec.structs.replace(verdict, note=note)
+            verdict = msgspec.structs.replace(verdict, note="; ".join(filter(None, (verdict.note, note))))
         code = facts.ended.exit_code if facts.ended.signalled is None else 128 + facts.ended.signalled
         situation = Situation(
             round=facts.number,
@@ -88,22 +89,24 @@ class Judge:
         self._ledger = decision.ledger
         return decision
 
-    def _verdict(self, facts: Facts, log: Path) -> Verdict:
+    def _verdict(self, facts: Facts, log: AttemptLog) -> Verdict:
         signalled, hosts = facts.ended.signalled, facts.pool.active
         if signalled is not None:
             # Whatever the log says after that is our own doing.
             evidence = AgentSignalled(self._host, signalled)
             return classify((evidence,), Context(hosts=hosts, remaining=facts.remaining))
         try:
-            return classify_log(
-                log,
-                exit_code=facts.ended.exit_code,
-                machine=self._machine,
-                remaining=facts.remaining,
-                hosts=hosts,
-                ranks_per_host=self._ranks_per_host,
-            )
-        except UsageError as error:
-            logger.warning("the attempt's log cannot be read: %s", error)
+            with log.readable() as path:
+                return classify_log(
+                    path,
+                    exit_code=facts.ended.exit_code,
+                    machine=self._machine,
+                    remaining=facts.remaining,
+                    hosts=hosts,
+                    ranks_per_host=self._ranks_per_host,
+                )
+        except (UsageError, OSError) as error:
+            note = f"the attempt's log cannot be read, and its exit code alone was judged: {readable(error)}"
+            logger.warning("%s", note)
             context = Context(hosts=hosts, exit_code=facts.ended.exit_code, remaining=facts.remaining)
-            return classify((), context)
+            return msgspec.structs.replace(classify((), context), note=note)

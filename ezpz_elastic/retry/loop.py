@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -21,6 +22,7 @@ from ezpz_elastic.errors import UsageError
 from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import RunLedger, say
 from ezpz_elastic.observe.scanner import warm_up
+from ezpz_elastic.observe.text import readable
 from ezpz_elastic.process_tree import Guard
 from ezpz_elastic.retry.judge import Facts, Judge
 from ezpz_elastic.retry.pool import Pool
@@ -82,10 +84,11 @@ class RetryLoop:
     def __init__(self, options: Options, console: int | None = 1) -> None:
         self._options = options
         self._host = socket.gethostname()
-        self._run_id = options.run_dir.name
+        self._run_id = readable(options.run_dir.name)
         try:
             options.run_dir.mkdir(parents=True, exist_ok=True)
             self._journal = Journal(options.run_dir, self._host, self._run_id)
+            self._last = _last_attempt(options.run_dir)
         except OSError as error:
             raise UsageError(f"cannot use {options.run_dir}: {error.strerror}", expected="a directory") from error
         self._ledger = RunLedger(self._journal, unit="attempt")
@@ -109,22 +112,26 @@ class RetryLoop:
         """
         self._scanner.start()
         process_guard = Guard(self._tag, [])
-        began = time.monotonic()
-        number = _last_attempt(self._options.run_dir)
         try:
-            with Stops() as stops:
-                while True:
-                    number += 1
-                    decision = self._attempt(number, began, stops)
-                    self._record(decision)
-                    if decision.action is not Action.RESTART:
-                        say(stop_line(decision))
-                        return decision.exit_code
-                    self._pool = self._pool.after(decision)
-                    stops.wait(decision.delay)
+            code = self._attempts()
+            process_guard.dismiss()  # after an exception it stays, and sees to what may be left when we are gone
+            return code
         finally:
-            process_guard.dismiss()
             self._journal.close()
+
+    def _attempts(self) -> int:
+        """One attempt after the other, to the decision that ends the job; its exit code."""
+        began = time.monotonic()
+        with Stops() as stops:
+            for number in itertools.count(self._last + 1):
+                decision = self._attempt(number, began, stops)
+                self._record(decision)
+                if decision.action is not Action.RESTART:
+                    say(stop_line(decision))
+                    return decision.exit_code
+                self._pool = self._pool.after(decision)
+                stops.wait(decision.delay)
+        raise AssertionError("there is always another attempt")
 
     def _attempt(self, number: int, began: float, stops: Stops) -> Decision:
         """One attempt, to the decision on it."""
@@ -146,8 +153,7 @@ class RetryLoop:
         self._scanner.join()
         remaining = None if options.deadline is None else options.deadline - time.time()
         facts = Facts(number, ended, self._pool, time.monotonic() - began, remaining, self._durable)
-        with log.readable() as path:
-            decision = self._judge.decide(facts, path)
+        decision = self._judge.decide(facts, log)
         self._journal.span(number, "decide", time.monotonic() - deciding)
         return decision
 
@@ -178,7 +184,7 @@ class RetryLoop:
         return {"PYTHONUNBUFFERED": "1", **os.environ, **ours}
 
     def _started(self, number: int, pid: int) -> None:
-        self._journal.write("launcher_started", number, pid=pid, command=self._command())
+        self._journal.write("launcher_started", number, pid=pid, command=[readable(word) for word in self._command()])
 
     def _tell(self, number: int, eye: StepEye, ended: Ended) -> None:
         """Write down how an attempt ended and how far it came."""

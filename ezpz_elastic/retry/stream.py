@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-import tempfile
 import threading
 import time
 from collections import deque
@@ -139,21 +138,30 @@ class AttemptLog:
         self.lost += len(rest)
 
     def close(self) -> None:
-        """Nothing more comes."""
-        if self._file is not None:
+        """Nothing more comes. A file system may tell only now that it has not taken what it was given."""
+        if self._file is None:
+            return
+        try:
             os.close(self._file)
-            self._file = None
+        except OSError as error:
+            self._complain(error)
+            self.lost += self._kept
+        self._file = None
 
     @contextmanager
     def readable(self) -> Iterator[Path]:
-        """A file with what is known: the log, or what memory has of it where the disk did not take it."""
+        """A file with what is known: the log, or what memory has of it where the disk did not take it.
+
+        Raises:
+            OSError: there is no memory left for a copy.
+        """
         if not self.lost:
             yield self.path
             return
-        with tempfile.NamedTemporaryFile(prefix="ezpz-attempt-", suffix=".log", dir=_memory_backed()) as file:
+        with os.fdopen(os.memfd_create(self.path.name), "wb") as file:  # no disk, full or not, is asked for room
             file.write(b"".join(self._tail))
             file.flush()
-            yield Path(file.name)
+            yield Path(f"/proc/self/fd/{file.fileno()}")
 
     def _open(self) -> int | None:
         try:
@@ -165,8 +173,3 @@ class AttemptLog:
     def _complain(self, error: OSError) -> None:
         if not self.lost:
             logger.warning("cannot write %s: %s; the job goes on, its output is on the console", self.path, error)
-
-
-def _memory_backed() -> str | None:
-    shared = "/dev/shm"
-    return shared if os.access(shared, os.W_OK) else None

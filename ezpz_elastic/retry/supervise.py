@@ -1,8 +1,9 @@
 """One attempt: a command is started, everything it says is taken, and its end is seen at once.
 
-One loop waits for all of it: output, the child's end (told by the kernel through a pidfd), our own signals, silence.
+One loop waits for all of it: output, the child's end (told by the kernel), our own signals, silence.
 The child leads a session of its own, so that Ctrl-C is ours to pass on, and carries a tag in its environment by which
-everything it starts is found again, whatever session or parent that moves to. Nothing of it outlives the attempt.
+everything it starts is found again, whatever session or parent that moves to. Nothing of it outlives the attempt,
+also where it is ourselves who fail.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import os
 import selectors
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 
 import msgspec
 
 from ezpz_elastic import guard
-from ezpz_elastic.process_tree import Family, stop_all
+from ezpz_elastic.observe.death_watch import DeathWatch
+from ezpz_elastic.observe.text import readable
+from ezpz_elastic.process_tree import LONGEST_WAIT, Family, stop_all
 from ezpz_elastic.retry.stops import Stops
 from ezpz_elastic.retry.stream import AttemptLog, ConsoleSink
 
@@ -93,6 +97,9 @@ class Attempt:
             command: program and arguments.
             environment: of the child.
             started: told the child's pid.
+
+        Raises:
+            OSError: it cannot be watched. What was started is stopped then, as after any other exception.
         """
         began = self._heard = time.monotonic()
         read, write = os.pipe2(os.O_CLOEXEC)
@@ -113,21 +120,26 @@ class Attempt:
         finally:
             os.close(write)
         self._family.leaders.add(child.pid)
-        started(child.pid)
-        os.set_blocking(read, False)
-        pidfd = os.pidfd_open(child.pid)
         try:
+            started(child.pid)
+            return self._live(child, read, began)
+        except BaseException:
+            stop_all(self._family, signal.SIGTERM, self._grace)
+            raise
+        finally:
+            os.close(read)
+
+    def _live(self, child: subprocess.Popen[bytes], read: int, began: float) -> Ended:
+        """From the command's start to its end and that of all it has started."""
+        os.set_blocking(read, False)
+        with closing(DeathWatch(child.pid)) as death, self._selector:
             self._selector.register(read, selectors.EVENT_READ, self._take)
-            self._selector.register(pidfd, selectors.EVENT_READ, None)
+            self._selector.register(death, selectors.EVENT_READ, None)
             self._selector.register(self._stops, selectors.EVENT_READ, None)
             self._open = True
-            idle = self._watch(pidfd)
+            idle = self._watch(death)
             ended = time.monotonic()
             left = self._stop(read, idle, dead=not idle and self._stops.received is None)
-        finally:
-            self._selector.close()
-            os.close(read)
-            os.close(pidfd)
         ended_with = child.poll() if left else child.wait()
         return Ended(
             exit_code=IDLE_EXIT if idle or ended_with is None else ended_with,
@@ -138,20 +150,21 @@ class Attempt:
             left=tuple(left),
         )
 
-    def _watch(self, pidfd: int) -> bool:
-        """Until the child has ended, we are told to stop, or it was silent for too long; whether it is the last."""
+    def _watch(self, death: DeathWatch) -> bool:
+        """Until the child has ended, we are told to stop, or it was silent for too long; whether it is the last.
+
+        It was we who did not listen if output is waiting when the time is over.
+        """
         while self._stops.received is None:
-            timeout = None
-            if self._idle_timeout:
-                timeout = self._idle_timeout - (time.monotonic() - self._heard)
-                if timeout <= 0:
-                    return True
-            ready = self._selector.select(timeout)
+            left = self._idle_timeout - (time.monotonic() - self._heard) if self._idle_timeout else LONGEST_WAIT
+            ready = self._selector.select(min(max(left, 0.0), LONGEST_WAIT))
             for key, _ in ready:
                 if key.data is not None:
                     key.data(key.fd)
-            if any(key.fd == pidfd for key, _ in ready):
+            if any(key.fileobj is death for key, _ in ready):
                 return False
+            if left <= 0 and not ready:
+                return True
         return False
 
     def _stop(self, read: int, idle: bool, dead: bool) -> list[int]:
@@ -162,22 +175,17 @@ class Attempt:
         why = f"watchdog: no output for {self._idle_timeout:g} s. " if idle else ""
         # A launcher tells of every rank it kills. Said first, that is our doing and no host's.
         self._say(f"{why}Sending SIGTERM to all processes of this attempt")
-        left: list[int] = []
-        stopper = threading.Thread(
-            target=lambda: left.extend(stop_all(self._family, signal.SIGTERM, self._grace)), name="ezpz-stop"
-        )
-        stopper.start()
-        while stopper.is_alive():
-            if self._stops.urgent:
-                self._family.hurry()
-            if self._open:
-                self._wait_for_output(read, 0.05)
-            else:
-                stopper.join(0.05)
-        deadline = time.monotonic() + _LEFT_OVER
-        while self._open and time.monotonic() < deadline and self._wait_for_output(read, 0.0):
-            continue
-        return left
+        with ThreadPoolExecutor(1, "ezpz-stop") as pool:
+            stopping = pool.submit(stop_all, self._family, signal.SIGTERM, self._grace)
+            while not stopping.done():
+                if self._stops.urgent:
+                    self._family.hurry()
+                if self._open:
+                    self._wait_for_output(read, 0.05)
+                else:
+                    wait([stopping], 0.05)
+        self._drain(read)
+        return stopping.result()
 
     def _wait_for_output(self, read: int, timeout: float) -> bool:
         with selectors.DefaultSelector() as selector:
@@ -202,11 +210,11 @@ class Attempt:
             self._open = False
             self._selector.unregister(read)
             return
-        self._heard = time.monotonic()
         self._log.write(data)
         self._observe(data)
         self._console.write(data)
+        self._heard = time.monotonic()  # not before: what held us up is no silence of the child's
 
     def _say(self, text: str) -> None:
         """A line of ours in the log, where the classifier reads it."""
-        self._log.write(f"\n[ezpz] {text}\n".encode())
+        self._log.write(f"\n[ezpz] {readable(text)}\n".encode())

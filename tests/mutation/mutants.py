@@ -322,8 +322,8 @@ RETRY = (
     Mutant(
         "The outer loop's watchdog ends a silent attempt and calls it another death",
         "ezpz_elastic/retry/supervise.py",
-        "                if timeout <= 0:\n                    return True\n",
-        "                if timeout <= 0:\n                    return False\n",
+        "            if left <= 0 and not ready:\n                return True\n",
+        "            if left <= 0 and not ready:\n                return False\n",
         ("tests/retry/test_supervise.py::test_silence_ends_an_attempt_with_all_its_processes_and_124",),
         "a hang is told as a crash, and its host as the culprit",
     ),
