@@ -8,7 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 
-from rendezvous.lead import BEATS_PER_LEASE, OVERDUE_BEATS, PROBE_TIMEOUT, Leader, Means, declare_gone
+from rendezvous.lead import (
+    BEATS_PER_LEASE,
+    OVERDUE_BEATS,
+    PROBE_BEATS,
+    PROBE_TIMEOUT,
+    Leader,
+    Means,
+    declare_gone,
+)
 from rendezvous.liveness import LeaseClock
 from rendezvous.records import CoordinatorRecord, Member, RecordError, decode, encode
 from rendezvous.stores import StoreUnavailable
@@ -100,7 +108,9 @@ class Part:
             return False
         key = f"member/{leader.member_id}"
         record = self._store.get(key)
-        return record is not None and bool(self._probe([decode(record, Member, key)], PROBE_TIMEOUT))
+        if record is None:
+            return False
+        return bool(self._probe([decode(record, Member, key)], min(PROBE_TIMEOUT, PROBE_BEATS * self._beat)))
 
 
 class Coordinator(threading.Thread):

@@ -35,7 +35,17 @@ from rendezvous.records import (
 from rendezvous.replay import decision_key, opening_key, refusal_key, replay
 from rendezvous.stores import Store, StoreUnavailable
 
-__all__ = ["BEATS_PER_LEASE", "OVERDUE_BEATS", "PROBE_TIMEOUT", "Decider", "Leader", "Means", "Probe", "declare_gone"]
+__all__ = [
+    "BEATS_PER_LEASE",
+    "OVERDUE_BEATS",
+    "PROBE_BEATS",
+    "PROBE_TIMEOUT",
+    "Decider",
+    "Leader",
+    "Means",
+    "Probe",
+    "declare_gone",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +57,9 @@ OVERDUE_BEATS = 2
 
 PROBE_TIMEOUT = 0.25
 """Seconds given to all ports that are asked at once."""
+
+PROBE_BEATS = 2
+"""Beats that may take at most: who looks at leases as seldom as every fifth beat counts as away."""
 
 SHORT_PATIENCE = 30.0
 """Seconds without enough hosts after which that is told; torchruns of one job seldom start further apart."""
@@ -217,7 +230,7 @@ class Leader:
         self._declare_refused(list({m.id: m for m in overdue + unheard}.values()))
 
     def _declare_refused(self, members: list[Member]) -> None:
-        for member in self._probe(members, PROBE_TIMEOUT):
+        for member in self._probe(members, min(PROBE_TIMEOUT, PROBE_BEATS * self._beat)):
             self._declare(member, "refused")
 
     def _declare(self, member: Member, how: str) -> None:

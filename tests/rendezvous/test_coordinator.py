@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 from support.builders import job, member, report, retire_the_lost
 from support.fake_store import FakeStore, World
+from support.ports import mute
 
 from rendezvous.coordinator import Coordinator
 from rendezvous.lead import Leader, Means
@@ -55,9 +59,9 @@ class Job:
         self.listeners: dict[str, Listener] = {}
         self.coordinators: dict[str, Coordinator] = {}
 
-    def join(self, name: str, coordinate: bool = False) -> Member:
+    def join(self, name: str, coordinate: bool = False, **changes: object) -> Member:
         self.listeners[name] = Listener("127.0.0.1")
-        who = member(name, port=self.listeners[name].port)
+        who = member(name, **{"port": self.listeners[name].port, **changes})
         self.store.renew(who.id, 0.5)
         self.store.create(f"member/{who.id}", encode(who))
         self.store.append(encode(Joined(who)))
@@ -189,6 +193,28 @@ def test_a_silent_host_is_lost_when_its_lease_ends_even_if_its_port_answers(jobs
     jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b))
     jobs.until(lambda: decision_key(1) in jobs.world.records, "the loss", (a,))
     assert Gone(b.id, "expired") in [decode_message(data) for data in jobs.world.inbox]
+
+
+def test_a_host_is_lost_when_its_lease_ends_although_nothing_answers_where_it_is_asked_for(jobs, monkeypatch):
+    """Its name, or its port: waiting for either must not look as if the coordinator itself had been away."""
+    let_go, asked, ask = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def answer(host: str, *arguments: Any, **more: Any) -> Any:
+        if host != "silent" or more.get("flags") == socket.AI_NUMERICHOST:
+            return ask(host, *arguments, **more)
+        asked.set()
+        let_go.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    a, b = jobs.join("a", coordinate=True), jobs.join("b", addr="silent")
+    with mute() as port:
+        c = jobs.join("c", port=port)
+        jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b, c))
+        lost = [Gone(b.id, "expired"), Gone(c.id, "expired")]
+        jobs.until(lambda: all(encode(gone) in jobs.world.inbox for gone in lost), "the losses", (a,))
+    assert asked.is_set()
+    let_go.set()
 
 
 def test_a_spare_that_was_silent_may_come_back_as_a_new_member(jobs):

@@ -6,11 +6,12 @@ import resource
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from support.builders import member
+from support.ports import mute
 
 from rendezvous.liveness import AT_ONCE, LeaseClock, Listener, refused
 from rendezvous.names import MOST, Names
@@ -127,23 +128,6 @@ def test_a_name_with_several_addresses_refuses_only_if_each_of_them_does(monkeyp
     gone = member("gone", addr="none", port=listener.port)
     assert refused([gone], 1.0, names) == [gone]
     listener.close()
-
-
-@contextmanager
-def mute() -> Iterator[int]:
-    """A port at which somebody listens and takes nobody: whoever asks hears nothing."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        while True:
-            caller = stack.enter_context(socket.socket())
-            caller.settimeout(0.5)
-            try:
-                caller.connect(listener.getsockname())
-            except TimeoutError:
-                break
-        yield listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("silent", [1, 2 * AT_ONCE])
