@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,38 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.futures import Future
 
 from ezpz_elastic.checkpoint import layout, manifest
-from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
+from ezpz_elastic.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from ezpz_elastic.checkpoint.manifest import Manifest
 from ezpz_elastic.checkpoint.memory import bytes_of
 from ezpz_elastic.checkpoint.sums import CHUNK, Segment, read_table, segments_covering
 
-__all__ = ["ShardFile", "VerifiedReader"]
+__all__ = ["ShardFile", "VerifiedReader", "decoding"]
 
 # From this size on an item is read straight into the tensor it is for, when that is one run of host memory.
 DIRECT = 1 << 20
 
 
-# What unpickling and torch's archive reader raise on bytes that are not what they should be.
-_UNDECODABLE = (
-    RuntimeError,
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ImportError,
-    TypeError,
-)
+@contextmanager
+def decoding(path: Path, what: str, vouched: bool) -> Generator[None, None, None]:
+    """Around the decoding of an item: bytes that no sum vouches for can raise anything there.
 
+    Args:
+        path: the file it is from.
+        what: the item.
+        vouched: these are the bytes that were saved, so what is raised is no damage.
 
-def _cannot(error: Exception) -> str:
-    return f"cannot be decoded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no text'}"
+    Raises:
+        CorruptCheckpoint: it could not be decoded.
+    """
+    try:
+        yield
+    except (OSError, CheckpointError):
+        raise  # the file system, and what is known to be damage already
+    except Exception as error:
+        if vouched:
+            raise
+        said = str(error).splitlines()[:1] or ["no text"]
+        raise CorruptCheckpoint(str(path), f"{what} cannot be decoded: {type(error).__name__}: {said[0]}") from error
 
 
 class ShardFile:
@@ -207,10 +214,8 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
         known = self._read_manifest()
         entry = next((e for e in known.files if e.name == layout.METADATA), None) if known is not None else None
         if entry is None:
-            try:
+            with decoding(Path(self.path) / layout.METADATA, "the metadata", vouched=False):
                 return super().read_metadata(*args, **kwargs)
-            except _UNDECODABLE as error:
-                raise CorruptCheckpoint(str(Path(self.path) / layout.METADATA), _cannot(error)) from error
         path = Path(self.path) / layout.METADATA
         try:
             body = path.read_bytes()
@@ -256,7 +261,8 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
         for request in sorted(requests, key=lambda r: int(self.storage_data[r.storage_index].offset)):
             info = self.storage_data[request.storage_index]
             if request.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(request, io.BytesIO(self._decode(shard, request, info).read()))
+                with decoding(shard.path, request.storage_index.fqn, shard.summed):
+                    planner.load_bytes(request, io.BytesIO(self._decode(shard, request, info).read()))
                 continue
             target = planner.resolve_tensor(request).detach()
             if not self._read_direct(shard, request, info, target):
@@ -271,12 +277,8 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
             planner.commit_tensor(request, target)
 
     def _load(self, shard: ShardFile, request: Any, info: Any) -> torch.Tensor:
-        try:
+        with decoding(shard.path, request.storage_index.fqn, shard.summed):
             return torch.load(self._decode(shard, request, info), map_location="cpu", weights_only=True)
-        except _UNDECODABLE as error:
-            if shard.summed:  # these are the bytes that were saved, so the trouble is another
-                raise
-            raise CorruptCheckpoint(str(shard.path), f"{request.storage_index.fqn} {_cannot(error)}") from error
 
     def _decode(self, shard: ShardFile, request: Any, info: Any) -> io.BytesIO:
         raw = io.BytesIO(shard.read(info.offset, info.length))
@@ -297,7 +299,7 @@ class VerifiedReader(FileSystemReader):  # type: ignore[misc]
         ):
             return False
         payload = _payload(shard.peek(info.offset, info.length), target, size)
-        if payload is None:
+        if payload is None or payload + size > info.length:
             return False
         return shard.read_direct(info.offset, info.length, payload, bytes_of(target))
 
@@ -320,5 +322,5 @@ def _payload(item: io.RawIOBase, target: torch.Tensor, size: int) -> int | None:
             return None
         item.seek(0)
         return int(torch._C.PyTorchFileReader(item).get_record_offset("data/0"))
-    except (RuntimeError, pickle.UnpicklingError, ValueError, EOFError, AttributeError):
+    except Exception:
         return None

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from ezpz_elastic.checkpoint import tree
 from ezpz_elastic.checkpoint.errors import CheckpointError, FailureKind, RanksFailed
 from ezpz_elastic.checkpoint.peers import Peers, all_reduce
-from ezpz_elastic.checkpoint.reader import VerifiedReader
+from ezpz_elastic.checkpoint.reader import VerifiedReader, decoding
 from ezpz_elastic.checkpoint.tree import PerRank
 from ezpz_elastic.errors import UsageError
 
@@ -143,7 +143,8 @@ def _outline(reader: VerifiedReader, metadata: Metadata, name: str, value: Any) 
         raw = shard.read(info.offset, info.length)
     finally:
         shard.close()
-    (outline,) = torch.load(io.BytesIO(raw), weights_only=False)
+    with decoding(shard.path, saved, shard.summed):
+        (outline,) = torch.load(io.BytesIO(raw), weights_only=False)
     return outline
 
 

@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 def start(work: Callable[[], None], name: str) -> threading.Thread | None:
     """Run ``work`` in a thread, or here if no thread can be started.
 
-    An interpreter that is ending may start none (in some Pythons from 3.12 on, and never through ``concurrent.futures``),
+    An interpreter that is ending may start none (in some Pythons from 3.12 on; through ``concurrent.futures`` never),
     nor may a process at its limit; what is being saved is to become durable all the same.
 
     Args:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import io
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,41 @@ def test_a_shard_of_another_save_is_not_taken_for_this_one(tmp_path: Path) -> No
     shards(tmp_path / "three")[0].replace(tmp_path / "one/__0_0.distcp")
     with pytest.raises(CheckpointException, match="belongs to another save"):
         dcp.load({"weights": torch.zeros(50)}, storage_reader=VerifiedReader(tmp_path / "one"))
+
+
+def flip_bit(path: Path, at: int, bit: int) -> None:
+    """Change one bit in place."""
+    body = bytearray(path.read_bytes())
+    body[at] ^= 1 << bit
+    path.write_bytes(body)
+
+
+ARCHIVE: dict[str, Callable[[bytes], tuple[int, int]]] = {
+    "its first byte": lambda item: (0, 0),
+    "the name of the function that makes the tensor": lambda item: (item.index(b"_rebuild_tensor_v2") + 17, 0),
+    "where the bytes of the tensor begin": lambda item: (item.index(b"/data/0") - len("archive") - 1, 7),
+}
+
+
+@pytest.mark.parametrize("summed", [True, False], ids=["with sums", "plain DCP"])
+@pytest.mark.parametrize("where", ARCHIVE)
+def test_one_flipped_bit_in_the_archive_around_a_large_tensor_passes_the_step_over(
+    tmp_path: Path, where: str, summed: bool
+) -> None:
+    state = {"weights": torch.randn(600, 600)}
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        manager.save(step, state)
+    if not summed:
+        shutil.rmtree(tmp_path / "step-2")
+        dcp.save(state, checkpoint_id=tmp_path / "step-2")
+    (shard,) = shards(tmp_path / "step-2")
+    body = shard.read_bytes()
+    begin = body.rindex(b"PK\x03\x04", 0, body.rindex(b"archive/data.pkl", 0, body.index(b"archive/data/0")))
+    at, bit = ARCHIVE[where](body[begin:])
+    flip_bit(shard, begin + at, bit)
+    assert manager.restore({"weights": torch.zeros(600, 600)}) == 1
+    assert shard.name in (tmp_path / "step-2.corrupt/reason.txt").read_text()
 
 
 class FailingWrites:
