@@ -193,7 +193,7 @@ class LeaseClock:
             if before is None or before[0] != number or away:
                 self._seen[lease] = (number, now)
             ages[lease] = now - self._seen[lease][1]
-            if number is None and before is not None and before[0] is not None:
+            if number is None and before is not None and before[0] is not None and not away:
                 ages[lease] = self._ttl
         for lease in self._seen.keys() - numbers.keys():
             del self._seen[lease]
