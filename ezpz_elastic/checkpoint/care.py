@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -51,13 +55,14 @@ def survey(directory: Path, *, sums: bool = False) -> list[Row]:
     Raises:
         UsageError: there is no such directory.
     """
-    if not directory.is_dir():
-        raise UsageError(f"no checkpoint directory {directory}", expected="a directory with step-<N> in it")
-    rows = [_row(verify(state) if sums else state, sums) for state in _states(directory)]
-    for step, path in layout.quarantined(directory):
-        rows.append(_plain_row(path, "quarantined", _reason(path, f"step {step}")))
+    _check(directory)
+    rows: list[Row] = []
+    for step, path in layout.steps(directory):
+        rows += _steady(path, functools.partial(_step_row, step, sums))
+    for _, path in layout.quarantined(directory):
+        rows += _steady(path, lambda path: _plain_row(path, "quarantined", _reason(path)))
     for _, path in (*layout.leftovers(directory), *layout.replaced(directory)):
-        rows.append(_plain_row(path, "leftover", "of a save or removal that was interrupted"))
+        rows += _steady(path, lambda path: _plain_row(path, "leftover", "of a save or removal that was interrupted"))
     return rows
 
 
@@ -89,24 +94,33 @@ def prune(directory: Path, keep_last: int, keep_every: int | None = None, *, dry
     Raises:
         UsageError: no such directory, or a job is writing there.
     """
+    _check(directory)
+    if dry:
+        going = _going(directory, keep_last, keep_every)
+    else:
+        with _Claim(directory) as trash:  # first, so that what is found stays as it is found
+            going = _going(directory, keep_last, keep_every)
+            for path in going:
+                trash.put(path)
+    return [path.name for path in going]
+
+
+def _going(directory: Path, keep_last: int, keep_every: int | None) -> list[Path]:
     states = _states(directory)
     good = [state.step for state in states if state.kind is StepKind.WHOLE]
     old = doomed([state.step for state in states], good, keep_last, keep_every)
     going = [layout.step_path(directory, step) for step in old]
     going += [path for step, path in layout.quarantined(directory) if good and step < max(good)]
     going += [path for _, path in layout.leftovers(directory)]
-    if not dry and going:
-        with _Claim(directory) as trash:
-            for path in going:
-                trash.put(path)
-    return [path.name for path in going]
+    return going
 
 
 def repair(directory: Path) -> list[str]:
     """Put right what can be put right without guessing.
 
     Leftovers go; a step whose only fault is a missing ``.complete`` and whose sums are right gets it; a quarantined
-    step that verifies again (a target came back) gets its name back; a step that does not verify is quarantined.
+    step that verifies again (a target came back), or lacks only that, gets its name back; a step that does not verify
+    is quarantined.
 
     Returns:
         What was done, one sentence each.
@@ -114,20 +128,21 @@ def repair(directory: Path) -> list[str]:
     Raises:
         UsageError: no such directory, or a job is writing there.
     """
+    _check(directory)
     done: list[str] = []
-    states = _states(directory)
     with _Claim(directory) as trash:
         leftovers = [path.name for _, path in (*layout.leftovers(directory), *layout.replaced(directory))]
         steps.recover(directory, trash)
         done += [f"{name}: cleared away" for name in leftovers]
-        for state in states:
+        for state in _states(directory):
             done += _repair_step(state, trash)
         taken = {step for step, _ in layout.steps(directory)}
         for step, path in layout.quarantined(directory):
-            if step not in taken and _verifies(path):
+            if step not in taken and _verifies(step, path):
+                found = _seal(step, path) or "verifies again"
                 (path / layout.REASON).unlink(missing_ok=True)
                 rename(path, layout.step_path(directory, step))
-                done.append(f"{path.name}: verifies again, back as step-{step}")
+                done.append(f"{path.name}: {found}, back as step-{step}")
     return done
 
 
@@ -135,22 +150,28 @@ def _repair_step(state: StepState, trash: Trash) -> list[str]:
     checked = verify(state)
     if checked.kind is not StepKind.BROKEN:
         return []
-    if not (state.path / layout.COMPLETE).exists() and _verifies(state.path):
-        manifest.seal(state.path, state.step)
-        sync_directory(state.path)
-        return [f"{state.path.name}: was all there but for {layout.COMPLETE}, which is written now"]
+    if _verifies(state.step, state.path) and (sealed := _seal(state.step, state.path)):
+        return [f"{state.path.name}: {sealed}"]
     target = steps.quarantine(state.step, state.path, checked.reason, trash)
     return [f"{state.path.name}: quarantined as {target.name}: {checked.reason}"]
 
 
-def _verifies(path: Path) -> bool:
+def _verifies(step: int, path: Path) -> bool:
+    """Whether everything but, perhaps, ``.complete`` is there as it was written."""
     try:
-        found = manifest.read(path)
-        manifest.check_sizes(path, found)
-        manifest.check_sums(path, found)
+        manifest.check_sums(path, steps.examine(step, path))
     except CorruptCheckpoint:
         return False
     return True
+
+
+def _seal(step: int, path: Path) -> str:
+    """Write ``.complete`` if there is none, and say so."""
+    if (path / layout.COMPLETE).exists():
+        return ""
+    manifest.seal(path, step)
+    sync_directory(path)
+    return f"was all there but for {layout.COMPLETE}, which is written now"
 
 
 class _Claim:
@@ -169,13 +190,45 @@ class _Claim:
         self._owner.release()
 
 
-def _states(directory: Path) -> list[StepState]:
+def _check(directory: Path) -> None:
     if not directory.is_dir():
         raise UsageError(f"no checkpoint directory {directory}", expected="a directory with step-<N> in it")
+
+
+def _states(directory: Path) -> list[StepState]:
     return [steps.inspect(step, path) for step, path in layout.steps(directory)]
 
 
-def _row(state: StepState, sums: bool) -> Row:
+def _steady(path: Path, look: Callable[[Path], Row]) -> list[Row]:
+    """What ``look`` says of a directory that was the same one before and after; nothing if it is gone.
+
+    A job may be writing here. A step that it removes, or replaces by another of the same number, looks damaged to
+    whoever reads it just then.
+    """
+    while (before := _identity(path)) is not None:
+        try:
+            row = look(path)
+        except FileNotFoundError:
+            if _identity(path) == before:
+                raise
+            continue
+        if _identity(path) == before:
+            return [row]
+    return []
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _step_row(step: int, sums: bool, path: Path) -> Row:
+    state = steps.inspect(step, path)
+    if sums:
+        state = verify(state)
     words = {
         StepKind.WHOLE: "verified" if sums else "sizes match",
         StepKind.PLAIN: "plain DCP, unverified",
@@ -189,12 +242,17 @@ def _row(state: StepState, sums: bool) -> Row:
 
 
 def _plain_row(path: Path, state: str, why: str) -> Row:
-    sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
-    return Row(path.name, state, why, sum(sizes), path.stat().st_mtime, len(list(path.glob("*.distcp"))))
+    size = shards = 0
+    for file in path.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it is being removed, or was one of a save's temporary names
+            found = file.stat()
+            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            shards += file.suffix == manifest.SHARD_SUFFIX
+    return Row(path.name, state, why, size, path.stat().st_mtime, shards)
 
 
-def _reason(path: Path, unknown: str) -> str:
+def _reason(path: Path) -> str:
     try:
         return (path / layout.REASON).read_text().strip()
     except FileNotFoundError:
-        return f"no reason recorded for {unknown}"
+        return "no reason recorded"

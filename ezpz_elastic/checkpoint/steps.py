@@ -17,7 +17,7 @@ from ezpz_elastic.checkpoint.errors import CorruptCheckpoint
 from ezpz_elastic.checkpoint.manifest import Manifest
 from ezpz_elastic.checkpoint.threads import start
 
-__all__ = ["StepKind", "StepState", "Trash", "inspect", "quarantine", "recover"]
+__all__ = ["StepKind", "StepState", "Trash", "examine", "inspect", "quarantine", "recover"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +62,23 @@ def inspect(step: int, path: Path) -> StepState:
     if not whole:
         return StepState(step, path, StepKind.BROKEN, f"no {layout.COMPLETE}: the save did not finish")
     try:
-        found = manifest.read(path)
-        if found.step is not None and found.step != step:
-            raise CorruptCheckpoint(str(path), f"is named step {step} and holds step {found.step}")
-        manifest.check_sizes(path, found)
+        return StepState(step, path, StepKind.WHOLE, manifest=examine(step, path))
     except CorruptCheckpoint as error:
         return StepState(step, path, StepKind.BROKEN, str(error))
-    return StepState(step, path, StepKind.WHOLE, manifest=found)
+
+
+def examine(step: int, path: Path) -> Manifest:
+    """The manifest of a directory that should hold ``step``, which need not be its name; checked against its files.
+
+    Raises:
+        CorruptCheckpoint: names, sizes or the number are not as they were written.
+        OSError: the file system refuses to tell; says nothing about the step.
+    """
+    found = manifest.read(path)
+    if found.step is not None and found.step != step:
+        raise CorruptCheckpoint(str(path), f"is named step {step} and holds step {found.step}")
+    manifest.check_sizes(path, found)
+    return found
 
 
 class Trash:

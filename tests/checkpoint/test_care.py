@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint import holders
 from checkpoint.ranks import context
 from checkpoint.training import Training, flip_byte, same, shards
 
-from ezpz_elastic.checkpoint import CheckpointManager
+from ezpz_elastic.checkpoint import CheckpointManager, care
 from ezpz_elastic.cli import main
 
 
@@ -91,6 +97,94 @@ def test_repair_puts_right_what_needs_no_guess(directory: Path, capsys: pytest.C
     fresh = Training(seed=1)
     assert CheckpointManager(directory).restore(fresh.state()) == 3
     assert not same(fresh.tensors(), Training(seed=1).tensors())
+
+
+def test_a_step_set_aside_for_its_missing_marker_is_restored_after_repair(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "step-3/.complete").unlink()
+    with closing(CheckpointManager(directory)) as manager:
+        assert manager.restore(Training(seed=1).state()) == 2
+    assert (directory / "step-3.corrupt").exists()
+    assert run("repair", directory) == 0
+    out = capsys.readouterr().out
+    assert "step-3.corrupt: was all there but for .complete, which is written now, back as step-3" in out
+    assert run("verify", directory) == 0
+    assert CheckpointManager(directory).restore(Training(seed=1).state()) == 3
+
+
+def test_a_step_whose_manifest_has_another_number_stays_where_it_is(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "step-3").rename(directory / "step-7")
+    assert run("repair", directory) == 0
+    assert "is named step 7 and holds step 3" in capsys.readouterr().out
+    assert run("repair", directory) == 0
+    assert "nothing to repair" in capsys.readouterr().out
+    (directory / "step-7.corrupt/.complete").unlink()  # nor does a missing marker make it right
+    (directory / "step-7.corrupt").rename(directory / "step-7")
+    assert run("repair", directory) == 0
+    assert sorted(path.name for path in directory.glob("step-*")) == ["step-1", "step-2", "step-7.corrupt"]
+
+
+class Meanwhile:
+    """Lets ``happen`` happen once, when something called ``name`` is about to be looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, happen: Callable[[], object]) -> None:
+        self.happened = False
+        real = Path.stat
+
+        def stat(path: Path, **kwargs: Any) -> os.stat_result:
+            if path.name == name and not self.happened:
+                self.happened = True
+                happen()
+            return real(path, **kwargs)
+
+        monkeypatch.setattr(Path, "stat", stat)
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["ls", "verify"])
+def test_what_a_running_job_takes_away_meanwhile_is_not_listed_and_not_called_broken(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, sums: bool
+) -> None:
+    (shard,) = shards(directory / "step-1")
+    meanwhile = Meanwhile(monkeypatch, shard.name, lambda: shutil.rmtree(directory / "step-3"))
+    rows = care.survey(directory, sums=sums)
+    assert meanwhile.happened
+    assert [row.name for row in rows] == ["step-2", "step-1"]
+    assert {row.state for row in rows} == {"verified" if sums else "sizes match"}
+
+
+def test_a_step_that_a_running_job_saves_again_meanwhile_is_looked_at_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save_again() -> None:
+        training = Training(width=32)
+        with closing(CheckpointManager(directory, keep_last=3)) as manager:
+            manager.save(3, training.state())
+
+    (shard,) = shards(directory / "step-3")
+    meanwhile = Meanwhile(monkeypatch, shard.name, save_again)
+    rows = care.survey(directory)
+    assert meanwhile.happened
+    assert [(row.name, row.state, row.why) for row in rows if row.name == "step-3"] == [("step-3", "sizes match", "")]
+
+
+@pytest.mark.parametrize("gone", ["step-9.partial-5", "step-9.partial-5/.metadata.tmp"])
+def test_a_leftover_of_which_something_vanishes_meanwhile_does_not_end_the_listing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    leftover = directory / "step-9.partial-5"
+    leftover.mkdir()
+    for name in (".metadata.tmp", "__0_0.distcp"):
+        (leftover / name).write_bytes(bytes(10))
+    victim = directory / gone
+    take = functools.partial(shutil.rmtree, victim) if victim.is_dir() else victim.unlink
+    meanwhile = Meanwhile(monkeypatch, ".metadata.tmp", take)
+    rows = care.survey(directory)
+    assert meanwhile.happened
+    told = [(row.name, row.bytes) for row in rows if row.state == "leftover"]
+    assert told == ([] if victim == leftover else [("step-9.partial-5", 10)])
 
 
 def test_repair_says_when_nothing_is_usable(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
