@@ -56,7 +56,7 @@ from ezpz_elastic.warm.keeper import WarmWorkers, can_be_warm
 from ezpz_elastic.worker_groups import WorkerGroups
 from rendezvous.handler import JobMismatch, Refused
 from rendezvous.records import Action, Decision
-from rendezvous.seat import Seat
+from rendezvous.seat import NotServed, Seat
 
 __all__ = ["EzpzElasticAgent"]
 
@@ -211,6 +211,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             return self._run_round(seat)
         except RendezvousError:
             raise
+        except NotServed as error:
+            record, unseen = None, f"it was not started: {readable(error)}"[:500]
         except OSError as error:
             record, unseen = ErrorRecord(type(error).__name__, readable(error)[:500], source="agent"), ""
         except Exception as error:
@@ -236,6 +238,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             Worker(local_rank, base + local_rank, base + local_rank, world, world)
             for local_rank in range(spec.local_world_size)
         ]
+        if seat.problem is not None:
+            raise seat.problem
         group.group_rank, group.group_world_size = seat.slot, len(roster.members)
         group.store = HashStore()  # torch asks for one; ranks come from the roster
         group.master_addr, group.master_port = seat.master_addr, seat.master_port

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
-from torch.distributed import TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -55,7 +55,7 @@ from rendezvous.records import (
     encode,
 )
 from rendezvous.replay import decision_key, opening_key, refusal_key, survey
-from rendezvous.seat import Seat, meeting_place, seat_at
+from rendezvous.seat import NotServed, Seat, meeting_place, seat_at
 from rendezvous.stores import Store, StoreGone, StoreRefused, StoreUnavailable
 from rendezvous.stores.tcpstore import StoreServer, serve_c10d
 
@@ -73,6 +73,9 @@ REFUSAL_LOOK = 2.0
 
 STORE_PATIENCE = 15.0
 """Seconds without a store after which an agent that joins says what it looks for."""
+
+SERVE_PATIENCE = 15.0
+"""Seconds for which slot 0's agent tries to serve the round's store: a name service may be away."""
 
 LAST_REPORT = 1 << 30
 """Number of the report with which an agent that was told to go leaves a round: above all that its watch has sent."""
@@ -337,12 +340,17 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
     def _take(self, roster: Roster, slot: int) -> Seat | None:
         """Meet the others of this round at a store of its own; ``None`` if the round ends before that."""
         key = f"round/{roster.round}/master"
+        give_up_at = time.monotonic() + SERVE_PATIENCE
         mine: bytes | None = None
-        if slot == 0:
-            self._worker_server = serve_c10d(self.member.addr)
-            mine = meeting_place(self.member.addr, self._worker_server.port)
         while True:
             self._check()
+            if slot == 0 and mine is None:
+                try:
+                    mine = self._serve()
+                except NotServed as error:
+                    logger.debug("%s", error)
+                    if time.monotonic() >= give_up_at:
+                        return Seat(roster, slot, self.member.addr, 0, problem=error)
             try:
                 master = self._store.wait(key, SLICE) if mine is None else self._store.create(key, mine)
                 if master is not None:
@@ -352,6 +360,13 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
             except StoreUnavailable:
                 self.interrupted.wait(SLICE)
         return seat_at(master, roster, slot, key)
+
+    def _serve(self) -> bytes:
+        try:
+            self._worker_server = serve_c10d(self.member.addr)
+        except (OSError, DistError) as error:
+            raise NotServed(f"the round's store cannot be served at {self.member.addr}: {error}") from error
+        return meeting_place(self.member.addr, self._worker_server.port)
 
     # -- what the agent says -----------------------------------------------------------------------------------------
 
@@ -421,6 +436,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
     def next_rendezvous(self) -> RendezvousInfo:
         """``next_seat`` in torch's terms."""
         seat = self.next_seat()
+        if seat.problem is not None:
+            raise RendezvousConnectionError(str(seat.problem)) from seat.problem
         timeout = timedelta(seconds=self.job.join_timeout)
         store = TCPStore(seat.master_addr, seat.master_port, is_master=False, wait_for_workers=False, timeout=timeout)
         address = RendezvousStoreInfo(seat.master_addr, seat.master_port)

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from rendezvous.records import RecordError, Roster
 
-__all__ = ["Seat", "meeting_place", "seat_at"]
+__all__ = ["NotServed", "Seat", "meeting_place", "seat_at"]
 
 LAST_PORT = 65535
+
+
+class NotServed(OSError):
+    """Slot 0's agent cannot serve the round's own store."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Seat:
         roster: the round's roster.
         slot: this agent's group rank.
         master_addr, master_port: where workers reach the round's own fresh store, which slot 0's agent serves.
+        problem: why this agent, in slot 0, could not serve it; then nobody's workers can start.
     """
 
     roster: Roster
     slot: int
     master_addr: str
     master_port: int
+    problem: NotServed | None = None
 
 
 def meeting_place(addr: str, port: int) -> bytes:

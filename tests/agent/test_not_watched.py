@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from rendezvous.links import RoundLink
 from rendezvous.liveness import Listener
 from rendezvous.records import Outcome, Report, Roster, decode_message, encode
 from rendezvous.replay import decision_key
-from rendezvous.seat import Seat
+from rendezvous.seat import NotServed, Seat
 
 
 class Lonely:
@@ -54,7 +55,8 @@ class Lonely:
         agent: Any = EzpzElasticAgent.__new__(EzpzElasticAgent)
         agent._handler, agent._journal, agent._signals = handler, self.journal, signals
         agent._console, agent._logs = Console(), SimpleNamespace(files={})
-        agent._worker_group = SimpleNamespace(workers=[Worker(0, 0, 0, 2, 2), Worker(1, 1, 1, 2, 2)])
+        workers, spec = [Worker(0, 0, 0, 2, 2), Worker(1, 1, 1, 2, 2)], SimpleNamespace(local_world_size=2)
+        agent._worker_group = SimpleNamespace(workers=workers, spec=spec)
         agent._pcontext, agent._watch, agent._unkillable = None, None, []
         agent._eyes = Eyes(
             handler=handler,
@@ -101,6 +103,16 @@ def test_workers_that_cannot_be_started_are_failures_of_each_of_them(tmp_path: P
         (1, "OSError"),
     ]
     assert '"agent_failed"' in (tmp_path / "journal" / "h1.jsonl").read_text()
+
+
+def test_a_rounds_store_that_cannot_be_served_is_told_like_workers_that_cannot_be_started(tmp_path: Path):
+    lonely = Lonely(tmp_path)
+    problem = NotServed("the round's store cannot be served at h1: [Errno 24] Too many open files")
+    seat = replace(lonely.seat, master_port=0, problem=problem)
+    assert lonely.agent._live_through(seat).round == 1
+    exits = [item for item in lonely.evidence() if isinstance(item, WorkerExit)]
+    assert [item.error for item in exits] == [None, None], "no exception of the program"
+    assert exits[0].unseen == f"it was not started: {problem}"
 
 
 def test_an_error_that_nobody_has_thought_of_is_no_exception_of_the_program(

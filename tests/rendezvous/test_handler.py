@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from support.builders import decision, job, member, report, retire_the_lost
+from torch.distributed import DistNetworkError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -323,6 +326,45 @@ def test_an_agent_whose_goodbye_fails_still_waits_for_its_threads(running, monke
     handler.leave()
     assert busy.let_go.is_set()
     assert not heart.is_alive()
+
+
+class NotServed:
+    """``serve_c10d`` on a host where something is missing for a while: an address, descriptors, what torch wants."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
+        self._errors, self._serve = list(errors), module.serve_c10d
+        monkeypatch.setattr(module, "serve_c10d", self.serve)
+
+    def serve(self, host: str) -> TCPStore:
+        if self._errors:
+            raise self._errors.pop(0)
+        return self._serve(host)
+
+
+def test_what_keeps_the_rounds_store_from_being_served_for_a_moment_delays_the_round(running, monkeypatch):
+    lacking = NotServed(
+        monkeypatch,
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+        OSError(errno.EMFILE, "Too many open files"),
+        DistNetworkError("the server socket has failed to listen"),
+    )
+    formed(running, "h0", "h1")
+    assert lacking._errors == []
+    assert running.errors == {}
+
+
+def test_a_store_of_the_round_that_cannot_be_served_is_the_agents_to_report_and_the_others_go_on(running, monkeypatch):
+    monkeypatch.setattr(module, "SERVE_PATIENCE", 0.1)
+    NotServed(monkeypatch, *[OSError(errno.EMFILE, "Too many open files")] * 2)
+    a, b = running.add("h0"), running.add("h1")
+    running.next(b)
+    seat = a.next_seat()
+    assert (seat.slot, seat.problem.__cause__.errno) == (0, errno.EMFILE)
+    assert "cannot be served at 127.0.0.1: [Errno 24] Too many open files" in str(seat.problem)
+    running.next(a)
+    a._store.connect().append(encode(report(a.member, 1)))
+    running.until(lambda: len(running.infos) == 2, "the next round is formed")
+    assert [handler.round for handler in (a, b)] == [2, 2]
 
 
 @pytest.mark.parametrize("record", ["nowhere", "127.0.0.1 x", "127.0.0.1 99999999", " 1", "²"])
