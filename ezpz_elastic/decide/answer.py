@@ -36,7 +36,7 @@ __all__ = ["answer"]
 # The code a job ends with where no worker told one: 128 + SIGTERM, 128 + SIGINT, else 1.
 _EXIT_CODES = {VerdictKind.WALLTIME: 143, VerdictKind.PREEMPTED: 143, VerdictKind.INTERRUPTED: 130}
 
-_QUOTED_PATH = re.compile(r"""['"](/[^'"\0]{1,1000})['"]""")
+_QUOTED_PATH = re.compile(r""": ['"](/[^'"\0]{1,1000})['"]""")
 _ADVICE_LIMIT = 300
 _RETIREMENT_REASON_LIMIT = 200  # one per host: a decision that loses a rack must stay a small record
 

@@ -35,12 +35,10 @@ def place_of(path: str, otherwise: Path) -> Path:
 
     Args:
         path: what could not be written; empty if nobody knows.
-        otherwise: where to write then.
+        otherwise: where to write then, and if nothing of the path is there on this host.
     """
-    if not path:
-        return otherwise
-    above = list(Path(path).parents)[:LEVELS]
-    return next((directory for directory in above if directory.is_dir()), above[-1])
+    above = list(Path(path).parents)[:LEVELS] if path else []
+    return next((directory for directory in above if directory.is_dir()), otherwise)
 
 
 def await_writable(directory: Path, over: threading.Event, refused: Callable[[str], None]) -> bool:

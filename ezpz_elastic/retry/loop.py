@@ -23,6 +23,7 @@ from ezpz_elastic.journal import Journal
 from ezpz_elastic.ledger import RunLedger, say
 from ezpz_elastic.observe.scanner import warm_up
 from ezpz_elastic.observe.text import readable
+from ezpz_elastic.observe.writable import await_writable, place_of
 from ezpz_elastic.process_tree import Guard
 from ezpz_elastic.retry.judge import Facts, Judge
 from ezpz_elastic.retry.pool import Pool
@@ -38,6 +39,9 @@ __all__ = ["Options", "RetryLoop"]
 logger = logging.getLogger(__name__)
 
 HOSTFILE = "active.hostfile"
+
+LOOK = 0.1
+"""Seconds between two looks at whether storage has taken a write."""
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -131,7 +135,25 @@ class RetryLoop:
                     return decision.exit_code
                 self._pool = self._pool.after(decision)
                 stops.wait(decision.delay)
+                self._await_storage(decision, stops)
         raise AssertionError("there is always another attempt")
+
+    def _await_storage(self, decision: Decision, stops: Stops) -> None:
+        """Where storage has failed the next attempt waits until it can be written to from here."""
+        if decision.hold is None:
+            return
+        directory, over = place_of(decision.hold.path, self._options.run_dir), threading.Event()
+        number, until = decision.round, time.monotonic() + decision.hold.seconds
+
+        def refused(why: str) -> None:
+            self._journal.write("host_probed", number, probes={"storage": why}, unhealthy=["storage"])
+            say(f"attempt {number}: storage at {directory} takes no writes: {why}")
+
+        asking = threading.Thread(target=await_writable, args=(directory, over, refused), daemon=True)
+        asking.start()
+        while asking.is_alive() and (left := until - time.monotonic()) > 0 and not stops.wait(min(LOOK, left)):
+            continue
+        over.set()
 
     def _attempt(self, number: int, began: float, stops: Stops) -> Decision:
         """One attempt, to the decision on it."""

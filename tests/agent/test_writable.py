@@ -54,7 +54,7 @@ def test_a_write_that_hangs_ends_with_the_wait_and_not_before(tmp_path: Path, mo
         ("", "otherwise"),
         ("ckpt/step-25.partial/__0_0.distcp", "ckpt"),
         ("ckpt/step-4/.metadata", "ckpt/step-4"),
-        ("away/project/run/ckpt/step-25/x", "away/project/run"),
+        ("away/project/run/ckpt/step-25/x", "otherwise"),
     ],
 )
 def test_the_directory_asked_is_the_nearest_one_that_is_left(tmp_path: Path, path: str, place: str):

@@ -17,6 +17,7 @@ from faults.watched import VICTIM, assert_answer, knobs, start
 from support.cluster import Cluster
 from support.etcd import Etcd
 from support.network import Network, running_network, why_not
+from support.retry_loop import Loop
 
 from ezpz_elastic.faults.modes import MODES, inflict
 from ezpz_elastic.faults.receipts import Receipt, Receipts
@@ -181,6 +182,37 @@ def test_a_disk_that_is_full_costs_no_host_and_training_goes_on_when_there_is_ro
     assert "resumed from step" in cluster.text(f"rounds/{rounds + 1}/0/stdout.log")
     assert cluster.text("bad_nodes.txt") == ""
     end(cluster, (2, 3))
+
+
+COMPLAINT = """
+import os
+import sys
+print("step=1")
+if os.environ["EZPZ_ATTEMPT"] == "1":
+    sys.exit("OSError: [Errno 28] No space left on device: '{full}/ckpts/step-25.partial/__0_0.distcp'")
+print("step=2")
+"""
+
+
+def test_the_loop_waits_for_a_full_disk_and_then_starts_the_next_attempt(disk: Path, tmp_path: Path):
+    (disk / "ckpts").mkdir()
+    ballast = disk / "ballast"
+    with suppress(OSError):
+        ballast.write_bytes(bytes(8 << 20))
+    loop = Loop(tmp_path)
+    try:
+        process = loop.start(loop.script(COMPLAINT.format(full=disk)), stdout=subprocess.DEVNULL)
+        loop.await_true(lambda: loop.events("host_probed"), "the loop has found the disk full")
+        assert loop.rosters() == [[0, 1]], "the next attempt does not wait for storage"
+        ballast.unlink()
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 0, told
+        assert loop.rosters() == [[0, 1]] * 2
+        assert "No space left on device" in str(loop.events("host_probed")[0]["probes"])
+        assert loop.verdicts()[0] == ("retryable_unattributed", "storage")
+        loop.assert_nothing_left()
+    finally:
+        loop.close()
 
 
 def saved(cluster: Cluster, round_number: int) -> bool:
