@@ -19,7 +19,7 @@ from rendezvous.lead import (
 )
 from rendezvous.liveness import LeaseClock
 from rendezvous.records import CoordinatorRecord, Member, RecordError, decode, encode
-from rendezvous.stores import StoreUnavailable
+from rendezvous.stores import RunGone, StoreUnavailable
 
 __all__ = ["RETRY", "Coordinator", "Part"]
 
@@ -136,10 +136,14 @@ class Coordinator(threading.Thread):
         """Play the part until stopped. An unreachable store is waited for, never given up on.
 
         Anything else that goes wrong is kept in ``failure`` for the agent, which leaves so that another one can lead.
+        So is the end of a job that was removed meanwhile: there is nothing to coordinate any more.
         """
         while not self._stopping.is_set():
             try:
                 self._part.turn()
+            except RunGone as error:
+                self.failure = error
+                return
             except StoreUnavailable as error:
                 logger.debug("coordinator of %s: %s", self._member.host, error)
                 self._stopping.wait(RETRY)

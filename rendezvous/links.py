@@ -15,7 +15,7 @@ from rendezvous.coordinator import RETRY
 from rendezvous.lead import BEATS_PER_LEASE
 from rendezvous.records import Decision, RecordError, Report, decode_decision, encode
 from rendezvous.replay import decision_key
-from rendezvous.stores import Store, StoreUnavailable
+from rendezvous.stores import RunGone, Store, StoreUnavailable
 
 __all__ = ["Heart", "RoundLink"]
 
@@ -92,6 +92,10 @@ class RoundLink(threading.Thread):
                     self.decision = decode_decision(data, self._round, self._key)
                     self._wake()
                     return
+            except RunGone as error:
+                self.failure = error
+                self._wake()
+                return
             except StoreUnavailable as error:
                 self.away_since = self.away_since or time.monotonic()
                 logger.debug("round link: %s", error)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Mail", "Store", "StoreGone", "StoreRefused", "StoreUnavailable"]
+__all__ = ["Mail", "RunGone", "Store", "StoreGone", "StoreRefused", "StoreUnavailable"]
 
 Mail = tuple[str, bytes]
 """A message of the inbox: the key it stands at, for errors, and its bytes."""
@@ -29,6 +29,10 @@ class StoreUnavailable(Exception):
 
 class StoreGone(StoreUnavailable):
     """The store was there and its server has ended; a server that keeps nothing on disk does not come back."""
+
+
+class RunGone(StoreGone):
+    """The store is there and what the run had in it is not any more: the job ended while this agent was cut off."""
 
 
 class StoreRefused(StoreUnavailable):

@@ -6,34 +6,30 @@ own with the key ``alive/<id>``; etcd times it, and the key's end is the agent's
 
 A message of the inbox is a key of its own, and its place in the order is the revision etcd gave it; so writers never
 collide, and a reader goes on from the last revision it has seen.
+
+The last agent of a job removes everything. Whoever was cut off meanwhile is told so (``RunGone``) instead of beginning
+anew in what is empty then, or of following a later job of the same name.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import quote
 
+import etcd3.etcdrpc as rpc
 import msgspec
 from etcd3.events import PutEvent
 from etcd3.utils import prefix_range_end
 
 from rendezvous.stores import Mail, StoreUnavailable
-from rendezvous.stores.etcd_client import EtcdClient, LeaseTaken, LeaseUnknown
+from rendezvous.stores.etcd_client import EtcdClient, LeaseUnknown
+from rendezvous.stores.etcd_run import RUN_TTL, Run, born, grant, lease_id, refresh
 
 __all__ = ["EtcdStore"]
-
-RUN_TTL = 24 * 3600
-"""Seconds for which the records of a run outlive the last sign of its last agent: longer than any outage."""
-
-RUN_RENEWAL = 600.0
-"""Seconds between two renewals of the run's lease by one agent."""
 
 PART = 1 << 20
 """Bytes of a value that go into one key; etcd's limit for a whole request is 1.5 MiB."""
@@ -48,43 +44,6 @@ class _Parts(msgspec.Struct, frozen=True):
     id: str
     count: int
     size: int
-
-
-class _Run:
-    """What all connections of one agent share.
-
-    Args:
-        client: the wire.
-        run_id: the run.
-        keep: leave the records after the run, for a postmortem.
-    """
-
-    def __init__(self, client: EtcdClient, run_id: str, keep: bool) -> None:
-        self.client, self.keep = client, keep
-        self.prefix = f"/ezpz/{quote(run_id, safe='')}/"
-        self.lease = 0 if keep else _lease_id(self.prefix)
-        self.held: set[str] = set()
-        self.renew_at = -math.inf
-        self.users = 0
-        self.lock = threading.Lock()
-
-    def grant(self, lease: int, ttl: float) -> None:
-        """Take a lease, or find it there already."""
-        try:
-            self.client.call(lambda etcd: etcd.lease(max(1, math.ceil(ttl)), lease))
-        except LeaseTaken:
-            self.refresh(lease)
-
-    def refresh(self, lease: int) -> bool:
-        """Keep a lease alive; whether it still was."""
-        return self.client.call(lambda etcd: any(answer.TTL > 0 for answer in etcd.refresh_lease(lease)))
-
-    def keep_alive(self) -> None:
-        """Keep the run's records from expiring, now and then."""
-        if self.lease and time.monotonic() >= self.renew_at:
-            if not self.refresh(self.lease):
-                self.grant(self.lease, RUN_TTL)
-            self.renew_at = time.monotonic() + RUN_RENEWAL
 
 
 class _Watch:
@@ -121,9 +80,9 @@ class EtcdStore:
     durable = True
 
     def __init__(self, client: EtcdClient, run_id: str, keep: bool = False) -> None:
-        self._begin(_Run(client, run_id, keep))
+        self._begin(Run(client, run_id, keep))
 
-    def _begin(self, run: _Run) -> None:
+    def _begin(self, run: Run) -> None:
         self._run, self._client = run, run.client
         self._closed = self._woken = False
         self._bell = threading.Event()
@@ -165,8 +124,7 @@ class EtcdStore:
             if value is not None:
                 return self._join(value)
             left = deadline - time.monotonic()
-            if left <= 0 or self._woken:
-                self._woken = False
+            if left <= 0 or self._wakes():
                 return None
             if self._bell.wait(left):
                 self._bell.clear()
@@ -197,7 +155,7 @@ class EtcdStore:
             self._check()
             messages, cursor = self._since(cursor)
             left = deadline - time.monotonic()
-            if messages or left <= 0:
+            if messages or left <= 0 or self._wakes():
                 return messages, cursor
             if self._bell.wait(left):
                 self._bell.clear()
@@ -213,6 +171,7 @@ class EtcdStore:
                     inbox, sort_order="ascend", sort_target="mod", min_mod_revision=cursor + 1
                 )
             )
+            self._look(self._run.first)  # that it was this run's
             cursor = max(cursor, response.header.revision)
             watch = self._watch(inbox, range_end=prefix_range_end(inbox), start_revision=cursor + 1)
             self._tail = (cursor, watch)
@@ -233,14 +192,23 @@ class EtcdStore:
 
     def renew(self, lease: str, ttl: float) -> None:
         """Keep an agent's lease alive; take it (again) where there is none. etcd times it, in whole seconds."""
-        number = _lease_id(self._run.prefix + lease)
-        self._run.keep_alive()
-        if lease in self._run.held and self._run.refresh(number):
-            return
-        self._run.held.discard(lease)
-        self._run.grant(number, ttl)
-        self._client.call(lambda etcd: etcd.put(self._key(f"alive/{lease}"), b"", lease=number))
-        self._run.held.add(lease)
+        self._check()
+        run, number = self._run, lease_id(self._run.prefix + lease)
+        etcd, key = run.pulse(ttl), self._key(f"alive/{lease}")
+        if lease not in run.held or not refresh(etcd, number):
+            run.held.discard(lease)
+            # It must not end before the next member has been asked.
+            grant(etcd, number, ttl + run.patience(ttl))
+
+            def put(client: Any) -> None:
+                alive = client.transactions.put(key, b"", lease=number)
+                won, answers = client.transaction(run.same(client), [alive], [client.transactions.get(run.first)])
+                if not won:
+                    run.recognise(born(answers[0]))
+
+            etcd.call(put)
+            run.held.add(lease)
+        run.keep_alive(etcd)
 
     def leases(self, leases: Sequence[str]) -> list[int | None]:
         """A number that is new at every look for each lease that etcd still has."""
@@ -255,9 +223,9 @@ class EtcdStore:
 
     def end(self, lease: str, over: bool) -> None:
         """Give the lease up. Once the job is over and nobody else is alive, everything of the run is removed."""
-        number, alive = _lease_id(self._run.prefix + lease), self._key("alive/")
+        number, alive = lease_id(self._run.prefix + lease), self._key("alive/")
         self._run.held.discard(lease)
-        if self._run.refresh(number):
+        if refresh(self._client, number):
             self._client.call(lambda etcd: etcd.revoke_lease(number))
         if not over or self._run.keep:
             return
@@ -265,7 +233,8 @@ class EtcdStore:
         def remove(etcd: Any) -> None:
             nobody = etcd.transactions.create(alive, range_end=prefix_range_end(alive)) == 0
             everything = self._run.prefix.encode()
-            etcd.transaction([nobody], [etcd.transactions.delete(everything, prefix_range_end(everything))], [])
+            delete = etcd.transactions.delete(everything, prefix_range_end(everything))
+            etcd.transaction([nobody, *self._run.same(etcd)], [delete], [])
 
         self._client.call(remove)
 
@@ -280,7 +249,7 @@ class EtcdStore:
         """Nothing to do: etcd tells its watchers, they do not look."""
 
     def close(self) -> None:
-        """End this connection; the last one of the agent closes the channel."""
+        """End this connection and its watches; the last one of the agent closes the channels."""
         with self._run.lock:
             if self._closed:
                 return
@@ -289,7 +258,10 @@ class EtcdStore:
             last = self._run.users == 0
         self._bell.set()
         if last:
-            self._client.close()
+            self._run.close()
+            return
+        for _, watch in filter(None, (self._record, self._tail)):
+            self._unwatch(watch)
 
     # -- parts of the above ------------------------------------------------------------------------------------------
 
@@ -303,28 +275,46 @@ class EtcdStore:
     def _look(self, place: bytes) -> tuple[bytes | None, int]:
         """The value at a key as it is stored, and the revision at which this was so."""
         self._check()
-        response = self._client.call(lambda etcd: etcd.get_response(place))
-        return (bytes(response.kvs[0].value) if response.kvs else None), response.header.revision
+        ranges = [rpc.RangeRequest(key=place), rpc.RangeRequest(key=self._run.first, keys_only=True)]
+        request = rpc.TxnRequest(success=[rpc.RequestOp(request_range=asked) for asked in ranges])
+        # etcd3's own transaction does not hand on the revision.
+        answer = self._client.call(lambda etcd: etcd.kvstub.Txn(request, etcd.timeout, metadata=etcd.metadata))
+        found, first = (response.response_range.kvs for response in answer.responses)
+        self._run.recognise(first[0].create_revision if first else 0)
+        return (bytes(found[0].value) if found else None), answer.header.revision
 
     def _write(self, place: bytes, value: bytes) -> bytes:
         """Store a value unless the key exists; what is stored there now."""
         self._check()
+        run = self._run
 
         def write(etcd: Any) -> bytes:
-            new = etcd.transactions.create(place) == 0
-            put = etcd.transactions.put(place, value, lease=self._run.lease or None)
-            won, answers = etcd.transaction([new], [put], [etcd.transactions.get(place)])
-            return value if won else bytes(answers[0][0][0])
+            conditions = [etcd.transactions.create(place) == 0, *run.same(etcd)]
+            put = etcd.transactions.put(place, value, lease=run.lease or None)
+            reads = [etcd.transactions.get(place), etcd.transactions.get(run.first)]
+            won, answers = etcd.transaction(conditions, [put], reads)
+            if won:
+                return value
+            run.recognise(born(answers[1]))
+            return bytes(answers[0][0][0])
 
         try:
             return self._client.call(write)
         except LeaseUnknown:
-            self._run.grant(self._run.lease, RUN_TTL)
+            grant(self._client, run.lease, RUN_TTL)
         return self._client.call(write)
+
+    def _wakes(self) -> bool:
+        """Whether somebody has ended this wait; each ``wake`` ends one."""
+        woken, self._woken = self._woken, False
+        return woken
 
     def _watch(self, place: bytes, **options: Any) -> _Watch:
         watch = _Watch(self._bell)
         watch.cancel = self._client.watch(place, watch, **options)
+        if self._closed:  # meanwhile, by another thread
+            self._unwatch(watch)
+        self._check()
         return watch
 
     def _unwatch(self, watch: _Watch) -> None:
@@ -362,9 +352,3 @@ class EtcdStore:
     def _drop_parts(self, stored: bytes) -> None:
         parts = msgspec.json.decode(stored[len(_PARTS) :], type=_Parts)
         self._client.call(lambda etcd: etcd.delete_prefix(self._key(f"part/{parts.id}/")))
-
-
-def _lease_id(name: str) -> int:
-    """A lease number that everybody derives from the name alike: 63 bits, never 0."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "big") >> 1) or 1

@@ -1,8 +1,9 @@
-"""The wire to etcd: one gRPC channel per agent, failover between endpoints, TLS, login, and nothing alive in a fork.
+"""The wire to etcd: gRPC channels, failover between endpoints, TLS, login, and nothing alive in a fork.
 
-All connections of an agent share one ``EtcdClient`` and so one channel. A call that fails moves everybody on to the
-next endpoint over a fresh channel: after a lost packet, a dead member or a member without a quorum the next call
-starts clean, and nobody depends on gRPC's own, minutes-long back-off.
+All connections of an agent share one ``EtcdClient`` and so one channel; its heartbeat has one of its own, which waits
+less long. A call that fails moves everybody on the channel on to the next endpoint over a fresh one: after a lost
+packet, a dead member or a member without a quorum the next call starts clean, and nobody depends on gRPC's own,
+minutes-long back-off.
 
 gRPC's threads do not survive ``fork``, and its locks may be held while it happens. Workers are started by
 ``vfork``/``exec``, which runs none of this; for every other fork the channels are closed before it, opened again in
@@ -12,6 +13,7 @@ the parent at the next call, and stay closed for ever in the child.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -108,13 +110,14 @@ class LeaseUnknown(StoreUnavailable):
 
 
 class EtcdClient:
-    """The channel that all connections of one agent share; safe to use from several threads.
+    """A channel that several connections share; safe to use from several threads.
 
     Args:
-        endpoints: ``(host, port)`` of the members; the first one that answers is used.
+        endpoints: ``(host, port)`` of the members; tried in this order, and from the last one on to the first.
         tls: how to speak TLS; ``None``: in the clear.
         login: who to be; ``None``: nobody.
         timeout: seconds one call may take.
+        first: index of the endpoint to begin with; ``None``: any, so that one member that hangs is not everybody's.
     """
 
     def __init__(
@@ -123,14 +126,24 @@ class EtcdClient:
         tls: grpc.ChannelCredentials | None = None,
         login: Login | None = None,
         timeout: float = OP_TIMEOUT,
+        first: int | None = None,
     ) -> None:
-        self._endpoints, self._tls, self._login, self._timeout = list(endpoints), tls, login, timeout
-        self._at = 0
+        self._endpoints, self._tls, self._login, self.timeout = list(endpoints), tls, login, timeout
+        # Not from ``random``: this may be a worker's process, whose program has seeded that.
+        self._at = secrets.randbelow(len(self._endpoints)) if first is None else first
         self._client: Any = None
         self._calls = 0
         self._forking = self._closed = self._orphaned = False
         self._changed = threading.Condition()
         _clients.add(self)
+
+    def hastier(self, timeout: float) -> EtcdClient:
+        """Another client of the same members, with a channel of its own and less patience.
+
+        Args:
+            timeout: seconds one of its calls may take.
+        """
+        return EtcdClient(self._endpoints, self._tls, self._login, timeout, self._at)
 
     def call(self, operation: Callable[[Any], _T]) -> _T:
         """Run an operation on the ``etcd3`` client.
@@ -221,13 +234,14 @@ class EtcdClient:
         try:
             made = etcd3.MultiEndpointEtcd3Client(
                 endpoints=[endpoint],
-                timeout=self._timeout,
+                timeout=max(self.timeout, OP_TIMEOUT),  # for the login: etcd takes its time to check a password
                 user=self._login.user if self._login else None,
                 password=self._login.password if self._login else None,
             )
         except BaseException:
             endpoint.close()
             raise
+        made.timeout = self.timeout
         made.metadata = (*(made.metadata or ()), _LEADER_REQUIRED)
         made.call_credentials = None  # the token is in the metadata; gRPC sends credentials over TLS only
         with self._changed:

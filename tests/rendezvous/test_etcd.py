@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 from support.etcd import Etcd, insist
 
-from rendezvous.stores import Store, StoreRefused, StoreUnavailable
+from rendezvous.stores import RunGone, Store, StoreRefused, StoreUnavailable
 from rendezvous.stores.etcd import PART, EtcdStore
 from rendezvous.stores.etcd_client import EtcdClient, Login
+from rendezvous.stores.etcd_run import lease_id
 
 
 @pytest.fixture
@@ -108,6 +110,65 @@ def test_the_last_agent_of_a_job_that_is_over_removes_everything(etcd):
     assert [key for key in etcd.all_keys() if run in key] == []
 
 
+def test_in_a_run_that_was_removed_nobody_writes_and_nothing_is_found_missing(etcd):
+    """A later job of the same name is another run, too."""
+    run = uuid.uuid4().hex
+    last, away = etcd.store(run), etcd.store(run)
+    for name, own in (("last", last), ("away", away)):
+        own.create("job", b"{}")
+        own.get("job")
+        own.renew(name, 5.0)
+    away.append(b"m")
+    last.end("away", over=False)  # as whoever declares it lost does
+    last.end("last", over=True)
+    operations = [
+        lambda: away.get("k"),
+        lambda: away.create("k", b"v"),
+        lambda: away.create("job", b"{}"),
+        lambda: away.append(b"m"),
+        lambda: away.read(0, 0.0),
+        lambda: away.wait("k", 0.0),
+        lambda: away.renew("away", 5.0),
+    ]
+    for operation in operations:
+        with pytest.raises(RunGone, match="the job ended while this host was cut off"):
+            operation()
+    assert [key for key in etcd.all_keys() if run in key] == []
+    other = etcd.store(run)
+    other.create("job", b"{}")
+    other.create("k", b"v")
+    there = [key for key in etcd.all_keys() if run in key]
+    for operation in operations:
+        with pytest.raises(RunGone):
+            operation()
+    away.end("away", over=True)
+    assert [key for key in etcd.all_keys() if run in key] == there
+    other.end("nobody", over=True)
+
+
+def test_a_wake_ends_a_read_and_no_wait_after_it(etcd, store):
+    _, cursor = store.read(0, 0.0)
+    threading.Timer(0.1, store.wake).start()
+    assert store.read(cursor, 60.0) == ([], cursor)
+    store.wake()
+    assert store.read(cursor, 60.0) == ([], cursor), "a wake before the read is not lost"
+    threading.Timer(0.1, lambda: store.connect().create("late", b"v")).start()
+    assert store.wait("late", 30.0) == b"v"
+
+
+def test_a_connection_that_is_closed_leaves_no_watch(store):
+    store.get("k")
+    watches = store._client._client.watcher._callbacks
+    before = len(watches)
+    other = store.connect()
+    other.wait("never", 0.0)
+    other.read(0, 0.0)
+    assert len(watches) == before + 2
+    other.close()
+    assert len(watches) == before
+    assert store.get("k") is None, "the channel goes on"
+
+
 def test_what_is_kept_stays_and_what_nobody_removes_hangs_on_a_lease(etcd):
     kept, left = (uuid.uuid4().hex for _ in range(2))
     for run, keep in ((kept, True), (left, False)):
@@ -189,6 +250,32 @@ def test_the_leader_dies_or_hangs_and_the_others_go_on(three, signum):
     assert insist(lambda: [data for _, data in store.read(0, 0.0)[0]])[-1] == b"after"
     assert insist(lambda: store.leases(["agent"])) != [None]
     store.close()
+
+
+def test_a_heartbeat_leaves_a_member_that_hangs_long_before_its_lease_ends_and_disturbs_nobody(three):
+    """A call may take 5 s, which is all that a lease has."""
+    hung = (three.leader() + 1) % 3
+    store = EtcdStore(EtcdClient(three.endpoints, first=hung), "run")
+    store.renew("agent", 5.0)
+    store.get("k")
+    pulse, channel = store._run.pulse(5.0), store._client._client
+    assert pulse.timeout == 1.0
+    assert "TTL(6s)" in three.ctl("lease", "timetolive", f"{lease_id(store._run.prefix + 'agent'):x}")
+    three.signal(hung, signal.SIGSTOP)
+    with pytest.raises(StoreUnavailable):
+        store.renew("agent", 5.0)
+    insist(lambda: store.renew("agent", 5.0))
+    assert pulse._at != hung
+    assert store._client._client is channel, "the others' calls have their own time"
+    three.signal(hung, signal.SIGCONT)
+    store.close()
+
+
+def test_agents_begin_at_different_members_and_leave_the_programs_dice_alone():
+    dice = random.getstate()
+    began = {EtcdClient([("h1", 1), ("h2", 1), ("h3", 1)])._at for _ in range(100)}
+    assert began == {0, 1, 2}
+    assert random.getstate() == dice
 
 
 def test_a_member_that_lost_the_quorum_is_left_for_one_that_has_it(three):

@@ -35,6 +35,11 @@ def test_a_round_is_current_until_it_is_decided_or_followed():
     assert is_current(store, 3)
 
 
+def test_a_round_of_which_the_store_knows_nothing_is_over():
+    """The last agent of a job takes everything away."""
+    assert not is_current(FakeStore(World()), 1)
+
+
 @pytest.fixture
 def server():  # type: ignore[no-untyped-def]
     made = StoreServer("127.0.0.1", 0, "run")
