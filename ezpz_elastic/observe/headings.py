@@ -28,14 +28,14 @@ def list_head(above: Sequence[str], text: str) -> str | None:
         above: the lines before it, the nearest last.
         text: the line itself. Where a property stands twice from the name on, another name is missing in between.
     """
-    told = {_property(text)}
-    for line in reversed(above):
+    told = {_property(parse_prefix(text).rest)}
+    for line in (parse_prefix(line).rest for line in reversed(above)):
         if line[:1] in {" ", "\t"}:
             if _property(line) in told:
                 return None
             told.add(_property(line))
             continue
-        head = _NAME_ALONE.match(parse_prefix(line).rest)
+        head = _NAME_ALONE.match(line)
         if head is not None:
             return head.group("host")
     return None
@@ -43,13 +43,14 @@ def list_head(above: Sequence[str], text: str) -> str | None:
 
 def heading(above: Sequence[str]) -> str | None:
     """The name in the heading that a line stands under, in brackets: it may be a host's and anything else."""
-    for place in range(len(above) - 1, -1, -1):
-        text = parse_prefix(above[place]).rest
+    lines = [parse_prefix(text).rest for text in above]
+    for place in range(len(lines) - 1, -1, -1):
+        text = lines[place]
         if _OUTPUT.search(text):
             return None
         if _RULER.match(text):  # the lower of two, with the name between them
-            named = place > 1 and _RULER.match(above[place - 2])
-            found = _NAME_ALONE.match(above[place - 1]) if named else None
+            named = place > 1 and _RULER.match(lines[place - 2])
+            found = _NAME_ALONE.match(lines[place - 1]) if named else None
             return f"[{found.group('host')}]" if found is not None else None
         found = _RULED.match(text)
         if found is not None:

@@ -196,11 +196,7 @@ class Matcher:
         nearest = sorted(given, key=lambda found: -found.line)
         rank = next((found.rank for found in nearest if found.rank is not None), None)
         place = next((found.host for found in nearest if found.host is not None), None)
-        return msgspec.structs.replace(
-            match,
-            rank=match.rank if match.rank is not None else rank,
-            host=host or place,
-        )
+        return msgspec.structs.replace(match, rank=match.rank if match.rank is not None else rank, host=host or place)
 
 
 def _traceback_end(frame: HitLine, prefix: Prefix) -> HitLine | None:
@@ -221,11 +217,17 @@ def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | No
     bar = _PROGRESS_BAR.match(text, ahead)
     if bar is not None:  # a progress bar has no end of line: what was printed next stands behind it
         ahead = bar.end()
-    found = signature.regex.search(text)
-    place = -1 if found is None else found.start()
+    found = signature.regex.match(text[ahead:]) if signature.entry.anchored else None
+    place = ahead
+    if found is None:
+        found = signature.regex.search(text)
+        place = -1 if found is None else found.start()
     if found is None or (signature.entry.anchored and place > ahead):
         found = signature.regex.search(text[ahead:])
         place = -1 if found is None else ahead + found.start()
+    for start in prefix.ends if found is None else ():  # what looks like a label may begin the text itself
+        if found is None and (found := signature.regex.match(text[start:])) is not None:
+            place = start
     if found is None or (signature.entry.anchored and place > ahead and not is_relay(text[ahead:place])):
         return None
     before = text[ahead:place]

@@ -32,7 +32,9 @@ _PREFIX = re.compile(
     r"|\[default(?P<local>\d{1,5})\]:? ?"
     r"|\[\d{1,4},(?P<tagged>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
     r"|\[[\w.\-]{1,120}@\d{1,5},(?P<prte>\d{1,7})\](?:\[[^\]\n]{0,80}\])?<std(?:out|err|diag)>: ?"
-    rf"|(?P<stamp>{_STAMP})[ :]{{0,3}}"
+    rf"|(?P<stamp>{_STAMP})(?: ?: ?| )?"
+    r"|- (?:[\w.]{1,40} - )?(?:INFO|ERROR|CRITICAL|FATAL) - "
+    r"|(?P<syslog>[a-z][\w.\-]{0,160}) [\w./\-]{1,40}\[\d{1,9}\]: "
     r"|(?P<nccl>[A-Za-z0-9][\w.\-]{0,160}):\d{1,9}:\d{1,9} \[\d{1,4}\] "
     r"|(?P<task>\d{1,7}): "
     r"|\[(?P<prepended>\d{1,7})\] "
@@ -72,12 +74,14 @@ class Prefix(msgspec.Struct, frozen=True):
         rank: global rank of the printer, if the prefix or the text says so.
         task: the launcher's task number of the printer.
         reporter: the host of the printer; in brackets what stands there and may be a host.
+        ends: where each piece of the prefix ends, the last one left out.
     """
 
     rest: str
     rank: int | None = None
     task: int | None = None
     reporter: str | None = None
+    ends: tuple[int, ...] = ()
 
 
 def strip_escapes(data: bytes) -> bytes:
@@ -97,6 +101,7 @@ def parse_prefix(text: str) -> Prefix:
     task: int | None = None
     reporter: str | None = None
     at = 0
+    ends: list[int] = []
     for _ in range(6):
         found = _PREFIX.match(text, at)
         if found is None or found.end() == at:
@@ -106,16 +111,24 @@ def parse_prefix(text: str) -> Prefix:
         rank = int(named) if named is not None else rank
         label = groups["task"] or groups["prepended"] or groups["labelled"]
         task = int(label) if label is not None else task
-        reporter = groups["host"] or groups["node"] or groups["nccl"] or groups["tag"] or reporter
+        reporter = (
+            groups["host"]
+            or groups["node"]
+            or groups["nccl"]
+            or groups["tag"]
+            or (f"[{groups['syslog']}]" if groups["syslog"] else None)
+            or reporter
+        )
+        ends.append(at)
         at = found.end()
     if rank is None and (inline := _INLINE_RANK.search(text)):
         rank = int(next(group for group in inline.groups() if group is not None))
-    return Prefix(text[at:], rank, task, reporter)
+    return Prefix(text[at:], rank, task, reporter, tuple(ends[1:]))
 
 
 def is_relay(before: str) -> bool:
     """Whether these are words of somebody who only hands on the line that follows them."""
-    return len(before) <= _RELAY_LIMIT and _RELAY.fullmatch(before) is not None
+    return len(before) <= _RELAY_LIMIT and (not before.strip() or _RELAY.fullmatch(before) is not None)
 
 
 def clock(text: str) -> float | None:
