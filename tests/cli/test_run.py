@@ -50,6 +50,8 @@ def refused(words: list[str], capfd: pytest.CaptureFixture[str]) -> str:
         (["--nproc-per-node=some", "train.py"], "some"),
         (["--nproc-per-node=0", "train.py"], "--nproc-per-node=0"),
         (["--nproc-per-node=-2", "train.py"], "--nproc-per-node=-2"),
+        (["--nproc-per-node=+-2", "train.py"], "+-2"),
+        (["--nproc=2", "train.py"], "--nproc=2"),
         (["--max-restarts=many", "train.py"], "many"),
         (["--max-restarts=-1", "train.py"], "--max-restarts=-1"),
         (["--monitor-interval=0", "train.py"], "--monitor-interval"),
@@ -122,7 +124,8 @@ def test_a_worker_that_is_killed_is_restarted_by_default_and_the_script_gets_its
         "if os.environ['EZPZ_ROUND'] == '1':\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    words = ["--rdzv-conf=run_dir=out", str(script), "--verbose", "--", "--nnodes=9:1"]
+    own = ["--verbose", "--", "--nnodes=9:1", "--log", "3", "--n=5", "--war", "--help", "-h", "-m"]
+    words = ["--rdzv-conf=run_dir=out", str(script), *own]
     after = (
         "import sys\n"
         "from ezpz_elastic.cli import main\n"
@@ -134,7 +137,7 @@ def test_a_worker_that_is_killed_is_restarted_by_default_and_the_script_gets_its
     )
     done = finish([sys.executable, "-c", after, *words], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "words ['--verbose', '--', '--nnodes=9:1']" in done.stdout
+    assert f"words {own}" in done.stdout
     assert "code 0 torch.distributed.elastic.agent.server.local_elastic_agent" in done.stdout, "torch was changed"
     assert outcome(tmp_path / "out")["rounds"] == 2
     journal = next((tmp_path / "out" / "journal").iterdir()).read_text()

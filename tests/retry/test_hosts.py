@@ -85,14 +85,18 @@ def test_what_a_person_can_get_wrong_is_one_line(tmp_path: Path, capsys, monkeyp
     assert "--nhosts -1" in usage(capsys, "--nhosts", -1, *two, "--", "true")
     assert "--nhosts 3, and the allocation has 2 hosts" in usage(capsys, "--nhosts", 3, *two, "--", "true")
     assert "--spares 2" in usage(capsys, "--nhosts", 1, "--spares", 2, *two, "--", "true")
-    assert "--spares many; expected auto" in usage(capsys, "--nhosts", 1, "--spares", "many", *two, "--", "true")
+    for value in ("many", "²"):
+        assert f"--spares {value}; expected auto" in usage(capsys, "--nhosts", 1, "--spares", value, *two, "--", "true")
     assert "missing: No such file" in usage(capsys, "--nhosts", 1, "--hostfile", "missing", "--", "true")
     assert "names no host" in usage(capsys, "--nhosts", 1, "--hostfile", "empty", "--", "true")
     assert "no allocation" in usage(capsys, "--nhosts", 1, "--", "true")
     assert "nosuchcommand cannot be run" in usage(capsys, "--nhosts", 1, *two, "--", "nosuchcommand")
     assert "--on-blind maybe" in usage(capsys, "--nhosts", 1, "--on-blind", "maybe", *two, "--", "true")
-    assert "--idle-timeout" in usage(capsys, "--nhosts", 1, "--idle-timeout", "nan", *two, "--", "true")
-    assert "'soon' is no duration" in usage(capsys, "--nhosts", 1, "--remaining", "soon", *two, "--", "true")
+    for value in ("nan", "inf", "-1"):
+        assert "--idle-timeout" in usage(capsys, "--nhosts", 1, "--idle-timeout", value, *two, "--", "true")
+        assert "--grace" in usage(capsys, "--nhosts", 1, "--grace", value, *two, "--", "true")
+    for value in ("soon", "nan", "inf", "-1", "1:-30", "1e400h"):
+        assert f"'{value}' is no duration" in usage(capsys, "--nhosts", 1, f"--remaining={value}", *two, "--", "true")
     assert "cannot use two" in usage(capsys, "--nhosts", 1, "--run-dir", "two", *two, "--", "true")
     assert not (tmp_path / "ezpz-runs").exists(), "nothing was begun"
 
@@ -103,6 +107,14 @@ def test_the_command_is_given_the_hostfile_and_the_number_of_hosts_and_is_otherw
     assert code == 0, err
     assert out.decode() == f"{HOSTS[0]}\n{HOSTS[1]}\nn=2\n{{other}}\n--\n1\n"
     assert Path(loop.run_dir / "active.hostfile").read_text() == f"{HOSTS[0]}\n{HOSTS[1]}\n"
+
+
+def test_no_word_of_the_command_is_ours_also_without_the_two_dashes(loop: Loop):
+    words = ["--verbose", "--nhosts=7", "--help", "--", "--run-dir", "--verbose"]
+    ours = ["--nhosts=2", f"--hostfile={loop.hostfile}", f"--run-dir={loop.run_dir}"]
+    code, out, err = loop.run_plainly([*RETRY, *ours, "sh", "-c", 'printf "%s\\n" "$@"', "sh", *words])
+    assert code == 0, err
+    assert out.decode().splitlines() == words
 
 
 def test_a_reader_of_the_hostfile_never_sees_half_of_it(loop: Loop):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -72,6 +73,25 @@ def test_what_the_disk_did_not_take_is_judged_from_memory(tmp_path: Path):
     with log.readable() as readable:
         assert readable.read_bytes() == b"step=3 \nnode7: shepherd died from signal 9\n"
     assert not readable.exists(), "it was a temporary file"
+
+
+def test_what_the_file_system_refuses_only_when_the_log_is_closed_is_judged_from_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    log = AttemptLog(tmp_path / "attempt-1.log")
+    log.write(b"node7: shepherd died from signal 9\n")
+    (tmp_path / "attempt-1.log").write_bytes(b"")  # what had been taken was not kept
+    close = os.close
+
+    def refuse(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", refuse)
+        log.close()
+    with log.readable() as readable:
+        assert readable.read_bytes() == b"node7: shepherd died from signal 9\n"
 
 
 def test_memory_keeps_the_end_of_a_long_log_and_not_all_of_it(tmp_path: Path):
