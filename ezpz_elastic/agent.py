@@ -30,6 +30,7 @@ from torch.distributed.elastic.utils import macros
 
 from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
+from ezpz_elastic.contexts import QuietContext, cold_context
 from ezpz_elastic.decide.evidence import ErrorRecord, Unkillable, WorkerExit
 from ezpz_elastic.decide.policy import stop_line
 from ezpz_elastic.errors import UsageError
@@ -220,7 +221,6 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             record, unseen = None, f"its agent failed: {type(error).__name__}: {readable(error)}"[:500]
         self._watch = None  # it has nothing to say any more
         self._stop_workers(self._worker_group)
-        self._signals.install()
         return self._run_round(seat, self._not_watched(record, unseen))
 
     def _not_watched(self, record: ErrorRecord | None, unseen: str) -> list[WorkerExit]:
@@ -249,7 +249,6 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         with self._span("spawn"):
             for local_rank, pid in self._start_workers(group).items():
                 group.workers[local_rank].id = pid
-        self._signals.install()  # torch's PContext has put its own handlers in place
         group.state = WorkerState.HEALTHY
         if self._scanner.ident is None:
             self._scanner.start()
@@ -259,43 +258,46 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             self._journal.write("worker_started", roster.round, rank=worker.global_rank, pid=worker.id)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """torch's way until the environments are prepared; then from the warm server, if there is one."""
+        """From the warm server, if there is one; else as torch does."""
         interrupted = self._handler.interrupted.is_set
         server = self._warm.server(interrupted) if self._warm is not None else None
         if interrupted():
             raise RendezvousClosedError("interrupted by a signal")
-        if server is None or self._warm is None:
-            return self._start_cold(worker_group)
-        spec, slot = worker_group.spec, worker_group.group_rank
+        if server is not None and self._warm is not None:
+            record = self._warm.begin(worker_group.group_rank, self._has_stepped)
+            try:
+                return self._start(WarmContext(server, record, self._groups.entrance, **self._prepare(worker_group)))
+            except ServerGone:
+                self._stop_workers(worker_group)
+                self._console.drain()  # the same files are followed anew
+        numa = worker_group.spec.numa_options
+        started = self._start(cold_context(self._start_method, numa_options=numa, **self._prepare(worker_group)))
+        for local_rank, pid in started.items():
+            self._groups.add(local_rank, pid)
+        return started
+
+    def _prepare(self, worker_group: WorkerGroup) -> dict[str, Any]:
+        """Have torch prepare the workers' environments, and give what their context takes."""
+        spec = worker_group.spec
         self._logs.hand_over = True
         try:
             super()._start_workers(worker_group)
         except Handover as prepared:
             envs = prepared.envs
-        self._pcontext = WarmContext(
-            server,
-            self._warm.begin(slot, self._has_stepped),
-            self._groups.entrance,
-            name=spec.role,
-            entrypoint=spec.entrypoint,
-            args={rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
-            envs=envs,
-            logs_specs=self._logs,
-            duplicate_stdout_filters=spec.duplicate_stdout_filters,
-            duplicate_stderr_filters=spec.duplicate_stderr_filters,
-        )
-        try:
-            self._pcontext.start()
-        except ServerGone:
-            self._stop_workers(worker_group)
-            return self._start_cold(worker_group)
-        return self._pcontext.pids()  # type: ignore[no-any-return]
+        return {
+            "name": spec.role,
+            "entrypoint": spec.entrypoint,
+            "args": {rank: tuple(macros.substitute(list(spec.args), str(rank))) for rank in envs},
+            "envs": envs,
+            "logs_specs": self._logs,
+            "duplicate_stdout_filters": spec.duplicate_stdout_filters,
+            "duplicate_stderr_filters": spec.duplicate_stderr_filters,
+        }
 
-    def _start_cold(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        started: dict[int, Any] = super()._start_workers(worker_group)
-        for local_rank, pid in started.items():
-            self._groups.add(local_rank, pid)
-        return started
+    def _start(self, context: QuietContext) -> dict[int, Any]:
+        self._pcontext = context  # before its start: what fails half-way is stopped, too
+        context.start()
+        return context.pids()  # type: ignore[no-any-return]
 
     def _has_stepped(self) -> bool:
         return any(last_step(files) is not None for files in self._logs.files.values())

@@ -71,7 +71,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
             envs: environment of each local rank; extended in place.
 
         Raises:
-            Handover: ``hand_over`` was set; it is what torch does last before it starts processes.
+            Handover: ``hand_over`` was set; it is what torch does last before it makes its context.
         """
         if self.hand_over:
             self.hand_over = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,6 +18,9 @@ _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 class StopSignals:
     """Handles the signals that ``--signals-to-handle`` names, as long as it is entered.
 
+    A handler runs wherever the main thread stands, which may hold any lock, so all it does is to write to a pipe. A
+    thread reads there and does the rest.
+
     SIGHUP stays ignored where it is ignored already: that is what ``nohup`` is for.
 
     Args:
@@ -28,31 +32,39 @@ class StopSignals:
     def __init__(self, wake: Callable[[], None], flag: threading.Event, hurry: Callable[[], None]) -> None:
         self._wake, self._flag, self._hurry = wake, flag, hurry
         self._previous: dict[signal.Signals, object] = {}
+        self._pid = os.getpid()
+        self._read = self._write = -1
         self.received: int | None = None
         names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _DEFAULT).split(",")
         self._signals = [signal.Signals[name.strip()] for name in names if name.strip() in signal.Signals.__members__]
-        self._ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-    def install(self) -> None:
-        """Put the handlers in place (again); only the main thread can."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for signum in self._signals:
-            ignored = signum == signal.SIGHUP and self._ignores_hangup  # torch's handler may be there by now
-            previous = signal.signal(signum, signal.SIG_IGN if ignored else self._on_signal)
-            self._previous.setdefault(signum, previous)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del frame
-        if self.received is not None:
-            self._hurry()
+        if os.getpid() != self._pid:  # a worker that was forked from the agent inherits this, and nobody told the agent
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
             return
-        self.received = signum
-        self._flag.set()
-        self._wake()
+        with contextlib.suppress(BlockingIOError):  # thousands are waiting there already
+            os.write(self._write, bytes([signum]))
+
+    def _follow(self) -> None:
+        while word := os.read(self._read, 1):
+            if self.received is not None:
+                self._hurry()
+                continue
+            self._flag.set()  # first, since who sees the number relies on it
+            self.received = word[0]
+            self._wake()
 
     def __enter__(self) -> StopSignals:
-        self.install()
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write, False)
+        self._thread = threading.Thread(target=self._follow, name="ezpz-signals", daemon=True)
+        self._thread.start()
+        if threading.current_thread() is threading.main_thread():  # no other one can
+            for signum in self._signals:
+                ignored = signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN
+                self._previous[signum] = signal.signal(signum, _ignore if ignored else self._on_signal)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -63,6 +75,14 @@ class StopSignals:
                 handler = partial(_exit_again, error.code)
             signal.signal(signum, handler)  # type: ignore[arg-type]  # what signal.signal gave us it takes back
         self._previous.clear()
+        os.close(self._write)
+        self._thread.join()
+        os.close(self._read)
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, this is no legacy of the workers: torch's have every handled signal at its default."""
+    del signum, frame
 
 
 def _exit_again(code: str | int | None, signum: int, frame: FrameType | None) -> None:

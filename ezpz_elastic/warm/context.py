@@ -9,15 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import PContext, ProcessFailure, RunProcsResult
+from torch.distributed.elastic.multiprocessing import ProcessFailure, RunProcsResult
 
 from ezpz_elastic import guard
+from ezpz_elastic.contexts import QuietContext
 from ezpz_elastic.warm.client import Forked, WarmServer
 
 __all__ = ["WarmContext"]
 
 
-class WarmContext(PContext):  # type: ignore[misc]  # torch is not followed by mypy
+class WarmContext(QuietContext):
     """The local workers of one round, forked from a server that has their libraries imported.
 
     Args:

@@ -51,7 +51,7 @@ class Lonely:
             coordination_failure=lambda: None,
             patience=10.0,
         )
-        signals: Any = SimpleNamespace(received=None, install=lambda: None)
+        signals: Any = SimpleNamespace(received=None)
         agent: Any = EzpzElasticAgent.__new__(EzpzElasticAgent)
         agent._handler, agent._journal, agent._signals = handler, self.journal, signals
         agent._console, agent._logs = Console(), SimpleNamespace(files={})

@@ -60,6 +60,16 @@ def test_an_agent_that_is_told_to_go_while_it_starts_its_workers_is_not_taken_fo
     cluster.assert_nothing_left()
 
 
+def test_an_agent_that_is_told_to_go_in_the_midst_of_starting_its_workers_goes_as_it_was_told(cluster):
+    # The first of eight tells it, in the hundredth of a second in which the agent starts the others.
+    job = ["--no-python", "sh", "-c", "test $LOCAL_RANK != 0 || kill -TERM $PPID; exec sleep 100"]
+    cluster.start(2, job, nnodes="1:1", nproc=8)
+    assert cluster.wait(2) == 128 + signal.SIGTERM
+    assert (cluster.outcome()["kind"], cluster.outcome()["rounds"]) == ("interrupted", 1)
+    assert cluster.events("agent_failed") == []
+    cluster.assert_nothing_left()
+
+
 def test_workers_that_ignore_signals_are_killed_when_the_grace_period_is_over(cluster):
     family(cluster, "--stubborn", conf="grace=1")
     for agent in cluster.agents.values():
