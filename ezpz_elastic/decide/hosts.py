@@ -61,10 +61,12 @@ class HostTable:
     def name(self, spelled: str | None) -> str | None:
         """The allocation's spelling of a host; ``None`` for a name outside the attempt or of an unknown shape.
 
-        An address that is no host of the list itself is looked up in the table resolved at the edge.
+        An address that is no host of the list itself is looked up in the table resolved at the edge. A name in brackets
+        (a tag, a heading) may be anything: only a host list can tell.
         """
-        if not spelled:
+        if not spelled or (spelled.startswith("[") and not self.known):
             return None
+        spelled = spelled.strip("[]")
         for candidate in (spelled, self._context.addresses.get(spelled)):
             if not candidate:
                 continue
