@@ -7,6 +7,7 @@ etcd over TLS. Who we are to etcd comes from ``EZPZ_ETCD_USER`` and ``EZPZ_ETCD_
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,13 @@ __all__ = ["find_store", "reach_store"]
 
 DEFAULT_PORT = 29500
 """torchrun's own default port."""
+
+SILENCE_PATIENCE = 10.0
+"""Seconds in which whoever has the port of an endpoint on this machine has to speak: another agent of the job does so
+in milliseconds, but perhaps not on a machine that is this busy."""
+
+SILENCE_LOOK = 0.25
+"""Seconds between two attempts meanwhile; the port may be given back, too."""
 
 ETCD_PORT = 2379
 """etcd's own default port."""
@@ -154,12 +162,17 @@ def _can_bind(address: str) -> bool:
 
 def _serve(host: str, port: int, run_id: str) -> StoreServer | None:
     """Serve the store; ``None`` if another agent of this job on this machine does so already."""
-    try:
-        return StoreServer(host, port, run_id)
-    except AddressTaken as error:
+    deadline = time.monotonic() + SILENCE_PATIENCE
+    while True:
         try:
-            greet(host, port)
-        except (ForeignEndpoint, OSError):
-            hint = "choose another port in --rdzv-endpoint, or end what uses this one"
-            raise UsageError(f"port {port} on {host} is taken by another program", hint=hint) from error
-        return None
+            return StoreServer(host, port, run_id)
+        except AddressTaken as error:
+            try:
+                greet(host, port)
+            except (ForeignEndpoint, OSError) as answer:
+                if isinstance(answer, ForeignEndpoint) or time.monotonic() >= deadline:
+                    hint = "choose another port in --rdzv-endpoint, or end what uses this one"
+                    raise UsageError(f"port {port} on {host} is taken by another program", hint=hint) from error
+                time.sleep(SILENCE_LOOK)
+            else:
+                return None

@@ -148,6 +148,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._coordinator: Coordinator | None = None
         self._worker_server: TCPStore | None = None
         self._line: Store | None = None  # of each round's link in turn
+        self._link: RoundLink | None = None
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -372,9 +373,10 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
 
     def watch(self, seat: Seat, wake: Callable[[], None]) -> RoundLink:
         """Start following the decision of this seat's round from a thread; ``wake`` is called when it is there."""
-        if self._line is None:
+        if self._line is None or (self._link is not None and self._link.spent):
             self._line = self._store.connect()
-        return RoundLink(self._line, seat.roster.round, wake)
+        self._link = RoundLink(self._line, seat.roster.round, wake)
+        return self._link
 
     def doubt(self) -> None:
         """What happens here may be the echo of a lost host: have ports asked at once instead of at the next beat."""
@@ -390,6 +392,8 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         if self.decision is not None and over:
             self._see_the_end_settled(self.decision)
         self._joined = False
+        if self._link is not None:
+            self._link.stop()  # its round's watch has done so, unless that one failed
         if self._coordinator is not None:
             self._coordinator.stop()
         if self._heart is not None:
@@ -418,7 +422,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
     def _await_threads(self) -> None:
         """A thread that is still inside torch's C++ when the interpreter ends takes the process down with SIGABRT."""
         deadline = time.monotonic() + THREADS_PATIENCE
-        for thread in (self._coordinator, self._heart):
+        for thread in (self._coordinator, self._heart, self._link):
             if thread is not None and thread.ident is not None:
                 thread.join(timeout=max(0.0, deadline - time.monotonic()))
 

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 LOOK = 5.0
 """Seconds one wait for the decision lasts before it is begun again."""
 
+STOP_PATIENCE = 6.0
+"""Seconds the agent waits for its line to end: a request may take 5 s. Who is still connecting then ends by itself."""
+
 
 class Heart(threading.Thread):
     """Renews the agent's lease on a connection of its own."""
@@ -34,11 +37,14 @@ class Heart(threading.Thread):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        while not self._stopping.wait(self._ttl / BEATS_PER_LEASE):
+        beat = pause = self._ttl / BEATS_PER_LEASE
+        while not self._stopping.wait(pause):
+            pause = beat
             try:
                 self.beat()
             except StoreUnavailable as error:
                 logger.debug("heartbeat: %s", error)
+                pause = min(beat, RETRY)  # what the lease has left counts
             except Exception:
                 # Whatever it is: a heart that stops is a healthy host that is lost.
                 logger.exception("the heartbeat of %s failed and goes on", self._lease)
@@ -72,6 +78,7 @@ class RoundLink(threading.Thread):
         self._round, self._key = round_number, decision_key(round_number)
         self._outbox: deque[Report] = deque()
         self._stopping = threading.Event()
+        self._closed = False
         self.decision: Decision | None = None
         self.failure: Exception | None = None
         self.away_since: float | None = None
@@ -113,7 +120,18 @@ class RoundLink(threading.Thread):
             self._outbox.popleft()
 
     def stop(self) -> None:
-        """End the thread; the connection stays open for the next round's."""
+        """End the thread; the connection stays open for the next round's.
+
+        If the thread has not ended in ``STOP_PATIENCE`` the connection is closed instead (see ``spent``).
+        """
         self._stopping.set()
         self._store.wake()
-        self.join()
+        self.join(STOP_PATIENCE)
+        if self.is_alive():
+            self._closed = True
+            self._store.close()
+
+    @property
+    def spent(self) -> bool:
+        """Whether nobody else may use the connection: it was closed, or this thread uses it still."""
+        return self._closed or self.is_alive()

@@ -10,11 +10,24 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-__all__ = ["listen"]
+__all__ = ["bound", "listen"]
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen at ``host:port``; port 0 lets the system choose.
+    """Listen at ``host:port``; arguments and errors as of ``bound``."""
+    listener = bound(host, port)
+    try:
+        listener.listen(socket.SOMAXCONN)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at ``host:port`` that does not listen yet; port 0 lets the system choose.
+
+    It keeps nobody else from binding the port: the first one to listen has it, and ``listen`` tells the others.
 
     An address in figures (and ``localhost``) is bound exactly, so that several "hosts" of one machine do not see each
     other's ports. A name is served on all interfaces, for IPv4 and, where the system has it, IPv6.
@@ -42,7 +55,6 @@ def _bound(family: int, address: tuple[object, ...], dual: bool = False) -> sock
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not dual)
         listener.bind(address)
-        listener.listen(socket.SOMAXCONN)
     except OSError:
         listener.close()
         raise

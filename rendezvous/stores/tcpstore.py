@@ -1,8 +1,8 @@
 """The embedded store: a c10d ``TCPStore`` that the agent on the endpoint host serves.
 
-Its host is a single point of failure. No operation blocks inside C++ for longer than ``OP_TIMEOUT``: waiting is a
-short poll with back-off, so that signals, stops and heartbeats are never held up by a waiting client. Only to connect
-may take longer, see ``OPEN_TIMEOUTS``.
+Its host is a single point of failure. No request blocks inside C++ for longer than ``OP_TIMEOUT``, whatever has become
+of the server (``sockets.py`` sees to that), and waiting is a short poll with back-off, so that signals, stops and
+heartbeats are never held up by a waiting client. Only to connect may take longer, see ``OPEN_TIMEOUTS``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -22,13 +23,18 @@ from typing import Any, TypeVar
 import msgspec
 from torch.distributed import DistError, TCPStore
 
-from rendezvous.ports import listen
+from rendezvous.ports import bound, listen
 from rendezvous.stores import Mail, StoreGone, StoreRefused, StoreUnavailable
+from rendezvous.stores.sockets import limited
 
 __all__ = ["AddressTaken", "ForeignEndpoint", "StoreServer", "TcpStore", "greet", "serve_c10d"]
 
 OP_TIMEOUT = 5.0
-"""Seconds one operation may take before the store counts as unavailable."""
+"""Seconds one request may go without any answer before the store counts as unavailable."""
+
+BUSY = 8
+"""How many times ``OP_TIMEOUT`` a server gets that greets and still does not answer in time. It is busy, not silent: to
+ask it the same again as soon would add to that. Twice the time at each failure, and the usual time after a success."""
 
 OPEN_TIMEOUTS = (2.0, OP_TIMEOUT, 15.0)
 """Seconds torch's client may take to connect: at first, and when that was not enough. It asks the name service for the
@@ -46,6 +52,14 @@ DOOR_PAUSE = 0.1
 
 GREETING_TIMEOUT = 2.0
 """Seconds the endpoint may take to say that the store is there."""
+
+SILENT_PART = 10
+"""That part of a lease is how long the connection that renews it may be unheard: nothing that was sent is acknowledged,
+or the endpoint cannot be reached. TCP itself would pause 6 s and more after a cut of 4 s, longer than the lease lasts.
+A server that is only slow is not cut off by it, since its kernel acknowledges."""
+
+SHORTEST_SILENCE = 0.25
+"""Seconds: what any network may take, however short the lease; the kernel repeats what was lost after 0.2 s."""
 
 POLL = (0.002, 0.1)
 """Seconds between two looks of a waiting client: the first, and what it doubles to while nothing happens. A look wakes
@@ -66,6 +80,7 @@ SERVICE = "ezpz-elastic store 1"
 logger = logging.getLogger(__name__)
 
 _LONGEST_GREETING = 4096
+_OPENING = b'{"run_id":'
 _VOID = b"void"
 _T = TypeVar("_T")
 
@@ -86,9 +101,10 @@ class Greeting(msgspec.Struct, frozen=True):
     service: str = SERVICE
 
 
-def _open_door(host: str, port: int) -> socket.socket:
+@contextmanager
+def _taking(host: str, port: int) -> Iterator[None]:
     try:
-        return listen(host, port)
+        yield
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressTaken(error.errno, f"{host}:{port} is in use") from error
@@ -123,7 +139,7 @@ class StoreServer:
     """The run's store, served by the agent at the endpoint.
 
     The endpoint itself only greets: torch's C++ client waits for ever on a port where another program listens, so
-    nobody lets it connect before the endpoint has said that the store is there.
+    nobody lets it connect before the endpoint has said that the store is there. The endpoint listens when it can greet.
 
     Args:
         host, port: the endpoint.
@@ -136,9 +152,16 @@ class StoreServer:
 
     def __init__(self, host: str, port: int, run_id: str) -> None:
         raise_descriptor_limit()
-        self._door = _open_door(host, port)
+        with _taking(host, port):
+            self._door = bound(host, port)
         self._closed = threading.Event()
-        self._store = serve_c10d(host)
+        try:
+            self._store = serve_c10d(host)
+            with _taking(host, port):
+                self._door.listen(socket.SOMAXCONN)
+        except BaseException:
+            self._door.close()
+            raise
         self.port: int = self._door.getsockname()[1]
         self.endpoint = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self._greeting = msgspec.json.encode(Greeting(run_id, self._store.port))
@@ -167,28 +190,32 @@ class StoreServer:
         del self._store
 
 
-def greet(host: str, port: int) -> Greeting:
+def greet(host: str, port: int, reach: float = GREETING_TIMEOUT) -> Greeting:
     """Ask an endpoint what it serves.
+
+    Args:
+        host, port: the endpoint.
+        reach: seconds in which the connection has to be there; the greeting may take ``GREETING_TIMEOUT`` after that.
 
     Raises:
         ForeignEndpoint: something else answers there.
-        OSError: nothing listens there, or it cannot be reached.
+        OSError: nothing listens there, or it cannot be reached, or (``TimeoutError``) it says nothing.
     """
     heard = b""
-    deadline = time.monotonic() + GREETING_TIMEOUT
-    with socket.create_connection((host, port), timeout=GREETING_TIMEOUT) as connection:
-        try:
+    with socket.create_connection((host, port), timeout=reach) as connection:
+        deadline = time.monotonic() + GREETING_TIMEOUT
+        with contextlib.suppress(TimeoutError):  # what was heard by then is looked at
             while (left := deadline - time.monotonic()) > 0 and len(heard) < _LONGEST_GREETING:
                 connection.settimeout(left)
                 data = connection.recv(_LONGEST_GREETING)
                 if not data:
                     break
                 heard += data
-        except TimeoutError:
-            heard = b""
     try:
         greeting = msgspec.json.decode(heard, type=Greeting)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        if _OPENING.startswith(heard[: len(_OPENING)]):  # not one wrong byte: too slow, stopped, or about to end
+            raise TimeoutError(f"{host}:{port} takes connections and says nothing") from None
         raise ForeignEndpoint(f"{host}:{port} is taken by another program") from None
     if greeting.service != SERVICE:
         raise ForeignEndpoint(f"{host}:{port} is taken by another program")
@@ -219,6 +246,8 @@ class TcpStore:
         self._met = False
         self._hole: tuple[int, float] | None = None
         self._pause, self._pace = POLL[0], _Pace()
+        self._answer = OP_TIMEOUT
+        self._unheard: float | None = None
 
     def connect(self) -> TcpStore:
         """Another connection to the same store."""
@@ -257,8 +286,11 @@ class TcpStore:
         return [], cursor
 
     def renew(self, lease: str, ttl: float) -> None:
-        """Count a beat; ``ttl`` is kept by the observer, whose clock alone times it."""
-        del ttl
+        """Count a beat; ``ttl`` is kept by the observer, whose clock alone times it.
+
+        A connection whose first use this is does not outlast a cut of the network: the next beat dials anew.
+        """
+        self._unheard = max(SHORTEST_SILENCE, ttl / SILENT_PART)
         self._do(lambda client: client.add(self._key(f"lease/{lease}"), 1))
 
     def leases(self, leases: Sequence[str]) -> list[int | None]:
@@ -360,13 +392,17 @@ class TcpStore:
             if self._client is None:
                 self._client = self._open()
                 self._met = True
-            return operation(self._client)
+            done = operation(self._client)
         except ConnectionRefusedError as error:
             kind = StoreGone if self._met else StoreUnavailable
             raise kind(f"store at {self._host}:{self._port}: {error}") from error
         except (DistError, OSError) as error:
+            if self._client is not None:
+                self._answer = min(self._answer * 2, OP_TIMEOUT * BUSY)
             self._client = None
             raise StoreUnavailable(f"store at {self._host}:{self._port}: {error}") from error
+        self._answer = OP_TIMEOUT
+        return done
 
     def _open(self) -> TCPStore:
         *first, last = OPEN_TIMEOUTS
@@ -376,12 +412,13 @@ class TcpStore:
         return self._dial(last)
 
     def _dial(self, timeout: float) -> TCPStore:
-        greeting = greet(self._host, self._port)
+        greeting = greet(self._host, self._port, min(GREETING_TIMEOUT, self._unheard or GREETING_TIMEOUT))
         if self._closed:
             raise StoreUnavailable("this connection is closed")
         if greeting.run_id != self._run_id:
             raise ForeignEndpoint(f"{self._host}:{self._port} serves the run {greeting.run_id!r}, not {self._run_id!r}")
         allowed = timedelta(seconds=timeout)
-        client = TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=allowed)
+        with limited(greeting.port, self._answer, self._unheard):
+            client = TCPStore(self._host, greeting.port, is_master=False, wait_for_workers=False, timeout=allowed)
         client.set_timeout(timedelta(seconds=OP_TIMEOUT))
         return client

@@ -11,7 +11,7 @@ from ezpz_elastic.endpoint import find_store
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.settings import Settings
 from rendezvous.stores.etcd import EtcdStore
-from rendezvous.stores.tcpstore import TcpStore
+from rendezvous.stores.tcpstore import ForeignEndpoint, StoreServer, TcpStore
 
 SECRET = "no-one-may-read-this"
 
@@ -85,3 +85,59 @@ def test_a_machine_that_knows_its_name_by_a_loopback_address_serves_at_its_name(
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
     assert module._is_mine("node7", "192.0.2.7")
     assert not module._is_mine("node8", "192.0.2.7")
+
+
+@pytest.fixture
+def holder():
+    with socket.create_server(("127.0.0.9", 0)) as made:
+        yield made
+
+
+def endpoint_of(holder: socket.socket) -> str:
+    return f"127.0.0.9:{holder.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("error", [TimeoutError, ConnectionRefusedError, ConnectionResetError])
+def test_whoever_has_the_port_of_the_own_endpoint_and_says_nothing_may_still_go_or_speak(holder, error, monkeypatch):
+    def goes(host: str, port: int) -> None:
+        holder.close()
+        raise error
+
+    monkeypatch.setattr(module, "greet", goes)
+    _, server = find(endpoint_of(holder))
+    assert isinstance(server, StoreServer)
+    server.close()
+
+
+@pytest.mark.parametrize(("error", "patience"), [(TimeoutError, 0.0), (ForeignEndpoint, 3600.0)])
+def test_a_port_of_the_own_endpoint_is_taken_after_a_wrong_word_at_once_and_after_a_long_silence(
+    holder, error, patience, monkeypatch
+):
+    asked = []
+
+    def says(host: str, port: int) -> None:
+        asked.append(port)
+        raise error
+
+    monkeypatch.setattr(module, "SILENCE_PATIENCE", patience)
+    monkeypatch.setattr(module, "greet", says)
+    with pytest.raises(UsageError, match=r"port \d+ on 127.0.0.9 is taken by another program"):
+        find(endpoint_of(holder))
+    assert len(asked) == 1
+
+
+def test_another_agent_of_the_job_on_this_machine_that_speaks_late_serves_it(monkeypatch):
+    server = StoreServer("127.0.0.9", 0, "run")
+    greet, early = module.greet, [TimeoutError()]
+
+    def late(host: str, port: int) -> object:
+        if early:
+            raise early.pop()
+        return greet(host, port)
+
+    monkeypatch.setattr(module, "greet", late)
+    store, second = find(server.endpoint)
+    assert second is None
+    assert isinstance(store, TcpStore)
+    assert early == []
+    server.close()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from support.cluster import JOBS, Cluster
@@ -41,17 +45,45 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(cluster, options, conf, expe
     cluster.assert_nothing_left()
 
 
-@pytest.mark.parametrize("own_address", [2, 3])
-def test_a_port_that_another_program_holds_is_one_line_for_who_serves_and_for_who_connects(cluster, own_address):
+@contextmanager
+def another_program(endpoint: str, words: bytes) -> Iterator[None]:
+    """A program that holds the endpoint's port, and says something to whoever connects or nothing."""
+    host, port = endpoint.split(":")
+    with socket.create_server((host, int(port))) as other:
+
+        def speak() -> None:
+            with contextlib.suppress(OSError):  # the test is over
+                while True:
+                    connection, _ = other.accept()
+                    callers.enter_context(connection)
+                    connection.sendall(words)
+
+        with contextlib.ExitStack() as callers:
+            thread = threading.Thread(target=speak)
+            thread.start()
+            try:
+                yield
+            finally:
+                other.shutdown(socket.SHUT_RDWR)
+                thread.join()
+
+
+@pytest.mark.parametrize(("own_address", "words"), [(2, b""), (2, b"SSH-2.0-x"), (3, b"SSH-2.0-x")])
+def test_a_port_that_another_program_holds_is_one_line_for_who_serves_and_for_who_connects(cluster, own_address, words):
     host, port = cluster.endpoint.split(":")
-    with socket.socket() as other:
-        other.bind((host, int(port)))
-        other.listen()
+    with another_program(cluster.endpoint, words):
         cluster.start(own_address, ARGUE, nnodes="1:1")
         assert cluster.wait(own_address) == 2
-    assert f"{port} on {host} is taken" in the_line(cluster, own_address) or f"{host}:{port} is taken" in the_line(
-        cluster, own_address
-    )
+    line = the_line(cluster, own_address)
+    assert f"{port} on {host} is taken" in line or f"{host}:{port} is taken" in line
+    cluster.assert_nothing_left()
+
+
+def test_who_connects_to_a_program_that_says_nothing_waits_for_the_store_as_long_as_for_any(cluster):
+    with another_program(cluster.endpoint, b""):
+        cluster.start(3, ARGUE, nnodes="1:1", conf="join_timeout=1")
+        assert cluster.wait(3) == 1
+    assert f"{cluster.endpoint} takes connections and says nothing" in the_line(cluster, 3)
     cluster.assert_nothing_left()
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.etcd import binary
+from support.frozen import server_process
 from support.network import LEASE, Network, ip, running_network, why_not
 
 WHY_NOT = why_not()
@@ -65,6 +69,60 @@ def test_a_cut_shorter_than_the_lease_is_nobodys_business(network):
     for number in (2, 3):
         os.kill(network.agents[number].pid, signal.SIGTERM)
     assert [network.wait(2, 30), network.wait(3, 30)] == [143, 143]
+
+
+_HEART = """
+import sys
+from rendezvous.links import Heart
+from rendezvous.stores.tcpstore import TcpStore
+store = TcpStore(sys.argv[1], int(sys.argv[2]), "run")
+renew = store.renew
+def told(lease, ttl):
+    try:
+        renew(lease, ttl)
+    except Exception as error:
+        print("cut off:", error, flush=True)
+        raise
+    print("beat", flush=True)
+store.renew = told
+Heart(store, "a", 5.0).start()
+sys.stdin.read()
+"""
+
+
+def test_a_heart_on_the_embedded_store_does_not_wait_for_tcps_long_pauses(tmp_path):
+    """It notices the cut while that lasts, and not by an answer, so its next beat comes as soon as the network does."""
+    network = Network(tmp_path, hosts=2)
+    inside = {number: ["ip", "netns", "exec", network.name(number)] for number in (1, 2)}
+    try:
+        with server_process(network.address(1), inside[1]) as server:
+            command = [*inside[2], sys.executable, "-c", _HEART, server.host, str(server.port)]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as heart:
+                assert heart.stdout is not None
+                lines: queue.Queue[str] = queue.Queue()
+                reader = threading.Thread(target=lambda: [lines.put(line) for line in heart.stdout])
+                reader.start()
+                try:
+                    await_line(lines, "beat")
+                    network.cut(2)
+                    noticed = await_line(lines, "cut off")
+                    assert "Socket Timeout" not in noticed, "it has waited for an answer, as long as for a busy server"
+                    while not lines.empty():
+                        lines.get()
+                    network.heal(2)
+                    await_line(lines, "beat")
+                finally:
+                    heart.kill()
+                    reader.join()
+    finally:
+        network.close()
+
+
+def await_line(lines: queue.Queue[str], beginning: str) -> str:
+    deadline = time.monotonic() + 60
+    while not (line := lines.get(timeout=max(0.0, deadline - time.monotonic()))).startswith(beginning):
+        continue
+    return line
 
 
 def test_the_coordinators_host_is_cut_off_and_another_one_decides(network):

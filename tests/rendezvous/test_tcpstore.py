@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from support.cluster import free_port
+from support.frozen import ServerProcess, server_process
 from torch.distributed import DistNetworkError, TCPStore
 
-from rendezvous.stores import StoreGone, StoreUnavailable
+from rendezvous.stores import StoreGone, StoreRefused, StoreUnavailable, sockets
 from rendezvous.stores import tcpstore as module
 from rendezvous.stores.tcpstore import AddressTaken, ForeignEndpoint, StoreServer, TcpStore
 
@@ -30,6 +36,12 @@ def server() -> Iterator[StoreServer]:
 @pytest.fixture
 def store(server: StoreServer) -> TcpStore:
     return TcpStore("127.0.0.1", server.port, "run")
+
+
+@pytest.fixture
+def frozen() -> Iterator[ServerProcess]:
+    with server_process() as made:
+        yield made
 
 
 def test_a_writer_that_died_between_number_and_message_holds_nobody_up(store, monkeypatch):
@@ -52,12 +64,189 @@ def test_a_taken_address_is_told_at_once(server):
         StoreServer("127.0.0.1", server.port, "run")
 
 
-def test_another_program_at_the_endpoint_is_recognised_whether_it_speaks_or_not():
+@contextmanager
+def program(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """The port of a program that takes one connection and does ``answer`` with it."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+
+        def serve() -> None:
+            connection, _ = door.accept()
+            with connection:
+                answer(connection)
+                over.wait(60)
+
+        over = threading.Event()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield door.getsockname()[1]
+        finally:
+            over.set()
+            thread.join()
+
+
+def hang_up(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("word", [b"SSH-2.0-x\r\n", b"{}", b'{"run_id":"run","port":1,"service":"other"}'])
+def test_another_program_at_the_endpoint_is_recognised_by_what_it_says(word, ends, monkeypatch):
+    monkeypatch.setattr(module, "GREETING_TIMEOUT", 60.0 if ends else 1.5)
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(word)
+        if ends:
+            hang_up(connection)
+
+    with program(answer) as port, pytest.raises(ForeignEndpoint, match="taken by another program"):
+        TcpStore("127.0.0.1", port, "run").get("k")
+
+
+@pytest.mark.parametrize("answer", [lambda connection: None, lambda connection: connection.sendall(b'{"ru'), hang_up])
+def test_who_says_nothing_at_the_endpoint_may_be_a_store_that_is_slow_and_is_asked_again(answer, monkeypatch):
+    monkeypatch.setattr(module, "GREETING_TIMEOUT", 0.2)
+    silence = "takes connections and says nothing"
+    with program(answer) as port, pytest.raises(StoreUnavailable, match=silence) as caught:
+        TcpStore("127.0.0.1", port, "run").get("k")
+    assert not isinstance(caught.value, StoreRefused)
+
+
+def test_the_endpoint_is_not_open_before_the_store_behind_it_is_there(monkeypatch):
+    """Torch asks the name service before it serves, which may take 5 s; who connects meanwhile must not wait for a
+    greeting, and another agent of this machine must not take the door for somebody else's."""
+    serve, port, met = module.serve_c10d, free_port("127.0.0.1"), []
+
+    def slow(host: str) -> TCPStore:
+        with pytest.raises(ConnectionRefusedError) as caught:
+            module.greet("127.0.0.1", port)
+        met.append(caught)
+        return serve(host)
+
+    monkeypatch.setattr(module, "serve_c10d", slow)
+    server = StoreServer("127.0.0.1", port, "run")
+    assert met
+    assert module.greet("127.0.0.1", port).run_id == "run"
+    server.close()
+
+
+def test_of_two_agents_that_serve_one_endpoint_at_the_same_moment_one_is_told(monkeypatch):
+    serve, port, first = module.serve_c10d, free_port("127.0.0.1"), []
+
+    def overtaken(host: str) -> TCPStore:
+        if not first:
+            first.append(None)
+            first[0] = StoreServer("127.0.0.1", port, "run")
+        return serve(host)
+
+    monkeypatch.setattr(module, "serve_c10d", overtaken)
+    with pytest.raises(AddressTaken):
+        StoreServer("127.0.0.1", port, "run")
+    assert TcpStore("127.0.0.1", port, "run").get("k") is None
+    first[0].close()
+
+
+OPERATIONS: dict[str, Callable[[TcpStore], object]] = {
+    "create": lambda store: store.create("k", b"v"),
+    "create much": lambda store: store.create("much", b"x" * (1 << 24)),
+    "get": lambda store: store.get("k"),
+    "append": lambda store: store.append(b"m"),
+    "read": lambda store: store.read(0, 0.0),
+    "leases": lambda store: store.leases(["a"]),
+    "renew": lambda store: store.renew("a", 5.0),
+}
+
+
+def test_no_operation_waits_for_a_server_that_has_stopped(frozen, monkeypatch):
+    """The kernel of its host takes what is sent and answers nothing, as when the power is off: torch waits for ever."""
+    monkeypatch.setattr(module, "OP_TIMEOUT", 0.5)
+    monkeypatch.setattr(module, "GREETING_TIMEOUT", 0.2)
+    stores = {name: frozen.client() for name in OPERATIONS}
+    assert stores["get"].create("k", b"v") == b"v"
+    frozen.stop()
+    told: dict[str, str] = {}
+
+    def ask(name: str) -> None:
+        try:
+            OPERATIONS[name](stores[name])
+        except StoreUnavailable as error:
+            told[name] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in OPERATIONS]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert frozen.is_stopped(), "the fault did not happen"
+    assert told.keys() == OPERATIONS.keys()
+    assert all("Socket Timeout" in words for words in told.values()), told
+    with pytest.raises(StoreUnavailable, match="says nothing"):
+        stores["get"].get("k")
+    frozen.go_on()
+    assert frozen.client().get("k") == b"v"
+
+
+def test_a_first_contact_that_is_never_answered_ends(monkeypatch):
+    """The server stops between its greeting and torch's handshake, which torch does not limit."""
+    monkeypatch.setattr(module, "OPEN_TIMEOUTS", (0.2, 0.2))
+    monkeypatch.setattr(module, "OP_TIMEOUT", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(ForeignEndpoint, match="taken by another program"):
-            TcpStore("127.0.0.1", silent.getsockname()[1], "run").get("k")
+        greeting = module.Greeting("run", silent.getsockname()[1])
+        monkeypatch.setattr(module, "greet", lambda *_: greeting)
+        caught: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                TcpStore("127.0.0.1", 1, "run").get("k")
+            except StoreUnavailable as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert caught
+
+
+def test_a_server_that_greets_and_does_not_answer_in_time_gets_twice_the_time(server, store, monkeypatch):
+    monkeypatch.setattr(module, "OPEN_TIMEOUTS", (60.0,))
+    given: list[float] = []
+    limit = module.limited
+    monkeypatch.setattr(module, "limited", lambda *words: (given.append(words[1]), limit(*words))[1])
+
+    def busy(client: TCPStore) -> None:
+        raise DistNetworkError("Socket Timeout")
+
+    for _ in range(6):
+        with pytest.raises(StoreUnavailable):
+            store._do(busy)
+    assert given == [5.0, 10.0, 20.0, 40.0, 40.0, 40.0]
+    store.get("k")
+    with pytest.raises(StoreUnavailable):
+        store._do(busy)
+    store.get("k")
+    assert given[6:] == [40.0, 10.0]
+
+
+def test_the_limits_are_for_the_stores_own_connection_and_for_no_other(server):
+    before, port = sockets._sockets().keys(), module.greet("127.0.0.1", server.port).port
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_connection(other.getsockname()) as beside:
+        store = TcpStore("127.0.0.1", server.port, "run")
+        store.renew("a", 5.0)
+        limits = [
+            (
+                made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16),
+                made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+                os.get_blocking(made.fileno()),
+            )
+            for made in sockets._made_since(before, port)
+        ]
+        assert limits == [(struct.pack("@ll", 5, 0), 500, True)], "five seconds, and a beat of the lease"
+        assert beside.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16)
 
 
 def test_a_server_that_is_gone_is_unavailable_and_nothing_blocks():

@@ -1,0 +1,105 @@
+"""Time limits for the connections of torch's store client, which has none of its own.
+
+torch limits how long it waits for a key, and nothing else: a request to a server that has stopped, or whose host has
+lost its power, blocks for ever, and one that was sent into a short cut of the network waits for TCP's long pauses. The
+kernel limits both if the socket asks for it. torch does not give its socket away, so it is looked for: it is one of
+this process's that lead to the store's port and were not there before. If another thread dials the same store in the
+same moment its socket may be given these limits first; it sets its own afterwards, and whoever is cut off dials anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["limited"]
+
+logger = logging.getLogger(__name__)
+
+_HEARD = struct.Struct("=Q")
+_HEARD_AT = 128
+"""Where Linux's ``struct tcp_info`` has ``tcpi_bytes_received``."""
+
+
+@contextmanager
+def limited(port: int, answer: float, unheard: float | None = None) -> Iterator[None]:
+    """Limit the connection to ``port`` that is made inside this context.
+
+    Args:
+        port: the store's.
+        answer: seconds after which a request without an answer fails, and a first contact without one too.
+        unheard: seconds after which a connection fails on which the other host acknowledges nothing; the system's
+            quarter of an hour if ``None``.
+
+    Raises:
+        OSError: the process may not open another descriptor.
+    """
+    before, made = _sockets().keys(), threading.Event()
+    guard = threading.Thread(target=_end_silent, args=(port, before, answer, made), name="ezpz-dial", daemon=True)
+    guard.start()
+    try:
+        yield
+    finally:
+        made.set()
+        guard.join()
+    for connection in _made_since(before, port):
+        _limit(connection, answer, unheard)
+
+
+def _limit(connection: socket.socket, answer: float, unheard: float | None) -> None:
+    seconds = struct.pack("@ll", int(answer), int(answer % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+    if unheard is not None:
+        # For what was sent; and, by questions of the kernel's own once a second, for an answer that was lost.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(unheard * 1000)))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+
+
+def _end_silent(port: int, before: Set[str], seconds: float, made: threading.Event) -> None:
+    """While torch connects: end what was accepted and then never answered, which it would wait for without limit."""
+    while not made.wait(seconds):
+        for connection in _made_since(before, port):
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD_AT + _HEARD.size)
+            if len(info) == _HEARD_AT + _HEARD.size and _HEARD.unpack_from(info, _HEARD_AT) == (0,):
+                logger.debug("a connection to port %d was accepted and never answered", port)
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> dict[str, int]:
+    """This process's sockets: the kernel's name, which outlives its descriptor's reuse, and the descriptor."""
+    found = {}
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            name = str(path.readlink())
+            if name.startswith("socket:"):
+                found[name] = int(path.name)
+    return found
+
+
+def _made_since(before: Set[str], port: int) -> Iterator[socket.socket]:
+    """The sockets connected to ``port`` that were not there before, as descriptors of our own."""
+    for name, number in _sockets().items():
+        if name in before:
+            continue
+        try:
+            blocking, own = os.get_blocking(number), os.dup(number)
+        except OSError:
+            continue  # closed meanwhile
+        with socket.socket(fileno=own) as connection:
+            os.set_blocking(own, blocking)  # a default timeout of this process's Python is not for torch's sockets
+            if connection.family not in {socket.AF_INET, socket.AF_INET6} or connection.type != socket.SOCK_STREAM:
+                continue
+            with contextlib.suppress(OSError):  # not connected (any more)
+                if connection.getpeername()[1] == port:
+                    yield connection
