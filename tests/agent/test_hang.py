@@ -8,12 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
+from support.builders import member
+from support.fake_store import FakeStore, World
 
 from ezpz_elastic.observe import progress, stacks
 from ezpz_elastic.observe.hang import BUSY, LEAST, Standing, StepClock, behind, to_blame
 from ezpz_elastic.observe.stacks import Place, look
+from ezpz_elastic.stall import StallWatch
+from rendezvous.records import Roster
+from rendezvous.seat import Seat
 
 INF = float("inf")
 
@@ -123,6 +131,112 @@ def test_nobody_is_behind_ranks_of_which_nothing_is_known():
     assert to_blame(looks, {0: 5}, 2) == [], "nobody knows whether rank 1 has gone on"
     stopped = [rank(0), rank(1, state="T")]
     assert to_blame(stopped, {0: 5}, 3) == [stopped[1]], "a stopped process is what it is"
+
+
+class Counting(FakeStore):
+    """A store that counts what is asked of it."""
+
+    asked = 0
+
+    def create(self, key: str, value: bytes) -> bytes:
+        self.asked += 1
+        return super().create(key, value)
+
+    def get(self, key: str) -> bytes | None:
+        self.asked += 1
+        return super().get(key)
+
+    def wait(self, key: str, timeout: float) -> bytes | None:
+        self.asked += 1
+        return super().wait(key, timeout)
+
+
+class Standstill:
+    """A round in which no rank makes steps: one on each host, and one of them has made fewer than the others."""
+
+    def __init__(self, hosts: int, last: int) -> None:
+        self.world, self.last = World(), last
+        self.roster = Roster(1, tuple(member(f"h{slot}") for slot in range(hosts)))
+        self.watches: list[StallWatch] = []
+
+    def standing(self, slot: int) -> Standing:
+        return Standing(slot, f"h{slot}", 6 if slot == self.last else 7, "S", Place.COLLECTIVE)
+
+    def told(self, slots: range) -> None:
+        """These hosts' agents have told of their ranks."""
+        store = FakeStore(self.world)
+        for slot in slots:
+            rank = self.standing(slot)
+            store.create(f"round/1/stall/{slot}", msgspec.json.encode([rank]))
+            store.create(f"round/1/stalled/{slot}", msgspec.json.encode({rank.rank: rank.step}))
+
+    def watch(self, slot: int) -> Counting:
+        """Begin to watch as this slot's agent."""
+        rank, store = self.standing(slot), Counting(self.world)
+        ranks: Any = SimpleNamespace(
+            step=lambda: 7, busy=lambda: False, look=lambda: [rank], steps=lambda: {slot: rank.step}
+        )
+        seat = Seat(self.roster, slot, "127.0.0.1", 1)
+        self.watches.append(StallWatch(ranks, StepClock(0.1, 0.0), seat, store, lambda: False, lambda: None))
+        return store
+
+    def found(self) -> list[tuple[tuple[int, str], ...]]:
+        """Whom each of the watches has found to be behind."""
+        for watch in self.watches:
+            watch.join(60)
+            watch.stop()
+        return [watch.found.behind for watch in self.watches if watch.found is not None]
+
+
+def test_a_thousand_hosts_compare_their_ranks_with_few_operations_each():
+    hang = Standstill(hosts=1000, last=700)
+    hang.told(range(1, 1000))
+    first = hang.watch(0)
+    assert hang.found() == [((700, "h700"),)]
+    assert first.asked <= 2 * 1000 + 10
+    another = hang.watch(1)
+    assert hang.found() == [((700, "h700"),)] * 2
+    assert another.asked <= 10
+
+
+def test_all_agents_find_the_same_however_they_meet():
+    hang = Standstill(hosts=8, last=3)
+    for slot in range(8):
+        hang.watch(slot)
+    assert hang.found() == [((3, "h3"),)] * 8
+
+
+def test_a_rank_is_found_although_the_agent_that_noticed_it_first_tells_nothing_more(monkeypatch):
+    monkeypatch.setattr("ezpz_elastic.stall.FIRST_PATIENCE", 0.05)
+    hang = Standstill(hosts=3, last=2)
+    FakeStore(hang.world).create("round/1/stall", b"0")
+    hang.told(range(1))
+    hang.watch(1)
+    hang.watch(2)
+    assert hang.found() == [((2, "h2"),)] * 2
+
+
+def test_nobody_is_behind_if_the_agent_that_has_seen_all_ranks_is_gone(monkeypatch):
+    monkeypatch.setattr("ezpz_elastic.stall.FIRST_PATIENCE", 0.05)
+    hang = Standstill(hosts=3, last=2)
+    FakeStore(hang.world).create("round/1/stall", b"0")
+    FakeStore(hang.world).create("round/1/looked", b"all")
+    hang.told(range(1))
+    hang.watch(1)
+    hang.watch(2)
+    assert hang.found() == [()] * 2
+
+
+def test_a_host_that_tells_nothing_hides_no_stopped_process_behind_it(monkeypatch):
+    monkeypatch.setattr("ezpz_elastic.stall.PATIENCE", 0.1)
+    hang = Standstill(hosts=4, last=-1)
+    hang.told(range(3))
+    stopped = Standing(3, "h3", 7, "T")
+    FakeStore(hang.world).create("round/1/stall/3", msgspec.json.encode([stopped]))
+    for key in ("stall/2", "stalled/2"):
+        del hang.world.records[f"round/1/{key}"]
+    hang.watch(0)
+    assert hang.found() == [((3, "h3"),)]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def watch(*, finished: bool, stalled: bool, away: float) -> Any:
 
 
 def test_workers_that_make_no_steps_are_seen_without_a_store():
-    ranks: Any = SimpleNamespace(step=lambda: 7)
+    ranks: Any = SimpleNamespace(step=lambda: 7, busy=lambda: False)
     seat: Any = SimpleNamespace(roster=SimpleNamespace(round=1), slot=0)
     store: Any = NoStore()
     stall = StallWatch(ranks, StepClock(0.5, 0.0), seat, store, lambda: False, lambda: None)
