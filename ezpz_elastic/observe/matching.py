@@ -19,6 +19,7 @@ _KEPT_FIRST = 1500
 _KEPT_LAST = 500
 """How many matches of one signature are kept, from the beginning and from the end of a log."""
 _TEXT_LIMIT = 500
+_PROPERTY = re.compile(r"[ \t]{2,16}[A-Za-z][\w.]{0,40} ?= ")
 _FRAME_LINE = re.compile(r'File "([^"\n]{1,400})", line (\d{1,8})(?:, in (\S{1,120}))?')
 _MENTION = re.compile(
     r"\b(?:previous(?:ly)?|last (?:week|month|night|time|attempt|job|run)|prior|yesterday|earlier (?:attempt|job|run)"
@@ -245,6 +246,8 @@ def _headed(signature: Signature, match: LogMatch, line: HitLine, prefix: Prefix
             if prefix.reporter and prefix.rest[:1] not in {" ", "\t"}
             else list_head(line.above, line.text)
         )
+    if _PROPERTY.match(line.text):
+        return list_head(line.above, line.text)
     labelled = match.reporter is not None or match.rank is not None or match.task is not None
     return None if labelled else heading(line.above)
 

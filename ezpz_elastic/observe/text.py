@@ -24,6 +24,7 @@ _PREFIX = re.compile(
     r"|[^\x00-\x7f]{1,64}"  # bytes that are no text
     r"|\[(?:stderr|stdout|err|out|mpiexec|mpirun|srun|E|ERR|ERROR|F|FATAL|CRITICAL)\] ?"
     r"|(?:stderr|stdout|mpiexec|mpirun|palsd)(?:\[\d{1,9}\])?: ?"
+    r"|std(?:err|out) (?:[FP] )?(?=\[)"
     r"|(?:qstat|pbsnodes|tracejob|sinfo|scontrol|squeue|sacct|kubectl|dmesg|journalctl|bhist|bjobs): "
     r"|\[(?:qstat|pbsnodes|tracejob|sinfo|scontrol|squeue|sacct|kubectl|dmesg|journalctl|(?:epi|pro)log(?:ue)?)\]:? "
     r"|comment = "
