@@ -170,11 +170,11 @@ def test_a_step_that_a_running_job_saves_again_meanwhile_is_looked_at_again(
     assert [(row.name, row.state, row.why) for row in rows if row.name == "step-3"] == [("step-3", "sizes match", "")]
 
 
-@pytest.mark.parametrize("gone", ["step-9.partial-5", "step-9.partial-5/.metadata.tmp"])
+@pytest.mark.parametrize("gone", ["step-9.deleting-5", "step-9.deleting-5/.metadata.tmp"])
 def test_a_leftover_of_which_something_vanishes_meanwhile_does_not_end_the_listing(
     directory: Path, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    leftover = directory / "step-9.partial-5"
+    leftover = directory / "step-9.deleting-5"
     leftover.mkdir()
     for name in (".metadata.tmp", "__0_0.distcp"):
         (leftover / name).write_bytes(bytes(10))
@@ -184,7 +184,7 @@ def test_a_leftover_of_which_something_vanishes_meanwhile_does_not_end_the_listi
     rows = care.survey(directory)
     assert meanwhile.happened
     told = [(row.name, row.bytes) for row in rows if row.state == "leftover"]
-    assert told == ([] if victim == leftover else [("step-9.partial-5", 10)])
+    assert told == ([] if victim == leftover else [("step-9.deleting-5", 10)])
 
 
 def test_repair_says_when_nothing_is_usable(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

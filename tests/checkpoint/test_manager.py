@@ -331,6 +331,19 @@ def test_a_damaged_plain_dcp_directory_falls_back_too(tmp_path: Path, damage: Ca
     assert (tmp_path / "step-8.corrupt/reason.txt").exists()
 
 
+def test_a_plain_value_that_cannot_be_decoded_is_damage_too(tmp_path: Path) -> None:
+    _, history = saved_run(tmp_path)
+    training = Training()
+    dcp.save({"loss": 0.5, "model": training.model}, checkpoint_id=tmp_path / "step-8")
+    (shard,) = shards(tmp_path / "step-8")
+    body = shard.read_bytes()
+    flip_byte(shard, body.rindex(b"PK\x03\x04", 0, body.index(b"archive/data.pkl")))
+    fresh = Training(seed=4)
+    assert CheckpointManager(tmp_path).restore({"model": fresh.model, "loss": None}) == 3
+    assert torch.equal(fresh.model[0].weight, history[3]["model.0.weight"])
+    assert "loss cannot be decoded" in (tmp_path / "step-8.corrupt/reason.txt").read_text()
+
+
 def test_a_reader_beside_a_writing_job_disturbs_nothing(tmp_path: Path) -> None:
     writer = CheckpointManager(tmp_path)
     training = Training()
