@@ -6,8 +6,8 @@
 
 An agent here is what an agent says to the store and nothing else: it agrees on the job, takes a lease, writes who it
 is, joins, waits for the opening and for the round's own store; one of them coordinates with the product's thread. N
-of them share a few processes as threads, each with a store connection of its own on the embedded store and one gRPC
-channel a process on etcd. Time runs from the moment when all processes are ready to the last agent's seat. Then one
+of them share a few processes as threads, each with a store connection of its own on the embedded store and two gRPC
+channels a process on etcd. Time runs from the moment when all processes are ready to the last agent's seat. Then one
 host is lost and a spare takes its slot: from the word of the loss to the last agent's new seat.
 
 *Operations* are calls of the store protocol; *requests* are what goes over the wire for them. On the embedded store a
@@ -188,13 +188,13 @@ def agents_process(kind: str, port: int, numbers: Sequence[int], total: int, gat
     requests = [0]
     if kind == "etcd":
         wire: Any = first
-        original = wire._client.call
+        for client in (wire._client, wire._run.pulse(job.lease_ttl)):  # the heartbeat has a channel of its own
 
-        def call(operation: Any) -> Any:
-            requests[0] += 1
-            return original(operation)
+            def call(operation: Any, original: Any = client.call) -> Any:
+                requests[0] += 1
+                return original(operation)
 
-        wire._client.call = call
+            client.call = call
     agents = [Agent(first.connect(), host(number, listener.port), job, ready) for number in numbers]
     leading = first.connect()
     Counted(leading).get("warm")
