@@ -31,6 +31,9 @@ LAST_PATIENCE = 15.0
 BREATH = 0.005
 """Seconds for which a thread that has more to show lets others have their turn."""
 
+ECHO_PAUSE = 1.0
+"""Seconds from one echo to the next: such words may stand in any program's output, and each has ports asked."""
+
 _BROKEN = (b"onnection closed by peer", b"onnection reset by peer", b"ncclRemoteError")
 """What gloo, sockets and NCCL say when the other side is gone; a teardown takes a second or more after that."""
 
@@ -102,7 +105,7 @@ class Console:
     """
 
     def __init__(self, echo: Callable[[], None] = lambda: None) -> None:
-        self._echo = echo
+        self._echo, self._heard, self._echo_at = echo, False, 0.0
         self._sources: list[_Source] = []
         self._lock = threading.Lock()
         self._held = False
@@ -142,8 +145,10 @@ class Console:
                 source.over = True
             self._copy(patience)
 
-    def _listen(self, text: bytearray) -> None:
-        if any(words in text for words in _BROKEN):
+    def _pass_on(self) -> None:
+        """Tell of what was heard: at once, or as soon as the last time is long enough ago."""
+        if self._heard and time.monotonic() >= self._echo_at:
+            self._heard, self._echo_at = False, time.monotonic() + ECHO_PAUSE
             self._echo()
 
     def _run(self) -> None:
@@ -165,6 +170,7 @@ class Console:
             elif source.over:
                 self._sources.remove(source)
         self._held = bool(held)
+        self._pass_on()
 
     def _read(self, source: _Source) -> bool:
         """Take in some of a file; whether there is something to show then."""
@@ -178,8 +184,7 @@ class Console:
             data = b""  # not there yet, or its file system is away
         source.offset += len(data)
         source.partial += data
-        if data:
-            self._listen(source.partial)
+        self._heard = self._heard or (bool(data) and any(words in source.partial for words in _BROKEN))
         end = source.partial.rfind(b"\n") + 1
         if end or len(source.partial) > CHUNK:
             source.release(end or len(source.partial))

@@ -74,6 +74,25 @@ def test_a_rank_that_says_its_connection_broke_is_heard_before_it_has_ended(tmp_
     console.close()
 
 
+def test_a_program_that_prints_such_words_all_the_time_has_ports_asked_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    heard: list[int] = []
+    log, sink, console = tmp_path / "log", io.BytesIO(), Console(lambda: heard.append(1))
+    console.add(log, sink, "")
+    monkeypatch.setattr("ezpz_elastic.console.ECHO_PAUSE", 1000.0)
+    with log.open("ab", buffering=0) as file:
+        for _ in range(10):
+            file.write(b"retrying: Connection reset by peer\n")
+            console.copy()
+        assert heard == [1]
+        monkeypatch.setattr("ezpz_elastic.console.ECHO_PAUSE", 0.0)
+        console._echo_at = 0.0
+        console.copy()
+        assert heard == [1, 1], "what was heard meanwhile is told, later"
+    console.close()
+
+
 def test_a_console_that_nobody_reads_holds_nobody_up_and_gets_every_line_once_it_reads_again(tmp_path: Path):
     log, (read, write), console = tmp_path / "log", os.pipe(), Console()
     text = b"".join(b"step=%d %s\n" % (step, b"x" * 1000) for step in range(500))
