@@ -5,6 +5,8 @@ lost its power, blocks for ever, and one that was sent into a short cut of the n
 kernel limits both if the socket asks for it. torch does not give its socket away, so it is looked for: it is one of
 this process's that lead to the store's port and were not there before. If another thread dials the same store in the
 same moment its socket may be given these limits first; it sets its own afterwards, and whoever is cut off dials anew.
+A process may have thousands, so only the descriptors from the lowest free one on are looked at: the new one is among
+them, unless a lower one was closed in that moment. Then all are.
 """
 
 from __future__ import annotations
@@ -41,15 +43,17 @@ def limited(port: int, answer: float, unheard: float | None = None) -> Iterator[
     Raises:
         OSError: the process may not open another descriptor.
     """
-    before, made = _sockets().keys(), threading.Event()
-    guard = threading.Thread(target=_end_silent, args=(port, before, answer, made), name="ezpz-dial", daemon=True)
+    lowest = _lowest_free()
+    before, made = _sockets(lowest).keys(), threading.Event()
+    words = (port, before, lowest, answer, made)
+    guard = threading.Thread(target=_end_silent, args=words, name="ezpz-dial", daemon=True)
     guard.start()
     try:
         yield
     finally:
         made.set()
         guard.join()
-    for connection in _made_since(before, port):
+    for connection in _made_since(before, lowest, port):
         _limit(connection, answer, unheard)
 
 
@@ -65,10 +69,10 @@ def _limit(connection: socket.socket, answer: float, unheard: float | None) -> N
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
 
-def _end_silent(port: int, before: Set[str], seconds: float, made: threading.Event) -> None:
+def _end_silent(port: int, before: Set[str], lowest: int, seconds: float, made: threading.Event) -> None:
     """While torch connects: end what was accepted and then never answered, which it would wait for without limit."""
     while not made.wait(seconds):
-        for connection in _made_since(before, port):
+        for connection in _made_since(before, lowest, port):
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _HEARD_AT + _HEARD.size)
             if len(info) == _HEARD_AT + _HEARD.size and _HEARD.unpack_from(info, _HEARD_AT) == (0,):
                 logger.debug("a connection to port %d was accepted and never answered", port)
@@ -76,20 +80,38 @@ def _end_silent(port: int, before: Set[str], seconds: float, made: threading.Eve
                     connection.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets() -> dict[str, int]:
-    """This process's sockets: the kernel's name, which outlives its descriptor's reuse, and the descriptor."""
+def _lowest_free() -> int:
+    number = os.open("/proc/self/fd", os.O_RDONLY | os.O_CLOEXEC)
+    os.close(number)
+    return number
+
+
+def _sockets(lowest: int) -> dict[str, int]:
+    """This process's sockets from a descriptor on: the kernel's name, which outlives its reuse, and the descriptor."""
     found = {}
-    for path in Path("/proc/self/fd").iterdir():
+    for path in os.scandir("/proc/self/fd"):
+        number = int(path.name)
+        if number < lowest:
+            continue
         with contextlib.suppress(OSError):  # closed meanwhile
-            name = str(path.readlink())
+            name = str(Path(path).readlink())
             if name.startswith("socket:"):
-                found[name] = int(path.name)
+                found[name] = number
     return found
 
 
-def _made_since(before: Set[str], port: int) -> Iterator[socket.socket]:
+def _made_since(before: Set[str], lowest: int, port: int) -> Iterator[socket.socket]:
     """The sockets connected to ``port`` that were not there before, as descriptors of our own."""
-    for name, number in _sockets().items():
+    found = False
+    for connection in _connected(before, lowest, port):
+        found = True
+        yield connection
+    if not found and lowest:
+        yield from _connected(before, 0, port)
+
+
+def _connected(before: Set[str], lowest: int, port: int) -> Iterator[socket.socket]:
+    for name, number in _sockets(lowest).items():
         if name in before:
             continue
         try:

@@ -232,8 +232,20 @@ def test_a_server_that_greets_and_does_not_answer_in_time_gets_twice_the_time(se
     assert given[6:] == [40.0, 10.0]
 
 
+def test_a_connection_whose_descriptor_is_lower_than_the_lowest_that_was_free_is_found_too(server, monkeypatch):
+    before = sockets._sockets(0).keys()
+    monkeypatch.setattr(sockets, "_lowest_free", lambda: 1 << 20)  # many were closed in that moment
+    store = TcpStore("127.0.0.1", server.port, "run")
+    assert store.get("k") is None
+    (limit,) = (
+        made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+        for made in sockets._made_since(before, 0, module.greet("127.0.0.1", server.port).port)
+    )
+    assert limit == struct.pack("@ll", 5, 0)
+
+
 def test_the_limits_are_for_the_stores_own_connection_and_for_no_other(server):
-    before, port = sockets._sockets().keys(), module.greet("127.0.0.1", server.port).port
+    before, port = sockets._sockets(0).keys(), module.greet("127.0.0.1", server.port).port
     with socket.create_server(("127.0.0.1", 0)) as other, socket.create_connection(other.getsockname()) as beside:
         store = TcpStore("127.0.0.1", server.port, "run")
         store.renew("a", 5.0)
@@ -243,7 +255,7 @@ def test_the_limits_are_for_the_stores_own_connection_and_for_no_other(server):
                 made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
                 os.get_blocking(made.fileno()),
             )
-            for made in sockets._made_since(before, port)
+            for made in sockets._made_since(before, 0, port)
         ]
         assert limits == [(struct.pack("@ll", 5, 0), 500, True)], "five seconds, and a beat of the lease"
         assert beside.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) == bytes(16)
