@@ -122,8 +122,9 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._groups = WorkerGroups(self._tag)
         self._family = Family(self._tag, self._groups.directory, self._servers)
         self._guard = Guard(self._tag, [self._scratch], self._groups.directory)
-        # Compiling the signatures takes half a second, which no failure should wait for.
+        # Compiling the signatures takes a second, which no failure should wait for: not even one at the first step.
         self._scanner = threading.Thread(target=lambda: warm_up(load_library()), name="ezpz-scanner", daemon=True)
+        self._scanner.start()
         self._warm = self._warm_up()
         self._health.start()
         started = time.monotonic()
@@ -250,8 +251,6 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
             for local_rank, pid in self._start_workers(group).items():
                 group.workers[local_rank].id = pid
         group.state = WorkerState.HEALTHY
-        if self._scanner.ident is None:
-            self._scanner.start()
         self._family.leaders = {worker.id for worker in group.workers}
         self._guard.watch(self._family.leaders)
         for worker in group.workers:
@@ -352,8 +351,7 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         self._health.close()
         if self._warm is not None:
             self._warm.close()
-        if self._scanner.ident is not None:
-            self._scanner.join()  # a thread inside C++ when the interpreter ends is an abort
+        self._scanner.join()  # a thread inside C++ when the interpreter ends is an abort
         # torch does this too, but with the default signals back in place: a second one would kill us there.
         self._handler.shutdown()
         self._guard.dismiss()
