@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -31,6 +31,7 @@ class Reporter:
         journal: this host's journal.
         launcher: the launcher's log, whose news go with every report of a failure.
         carried: what was seen after the round before had been decided; it goes with the first report.
+        numbers: of the reports, drawn from two threads; none of them twice in a round, whoever speaks for this agent.
     """
 
     def __init__(
@@ -41,10 +42,11 @@ class Reporter:
         journal: Journal,
         launcher: LauncherLog,
         carried: Sequence[Evidence] = (),
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._member, self._round, self._link, self._journal = member, round_number, link, journal
         self._launcher, self._carried = launcher, list(carried)
-        self._numbers = itertools.count()  # drawn from two threads
+        self._numbers = itertools.count() if numbers is None else numbers
 
     def ended(self, exits: ExitWatch, found: Sequence[Evidence]) -> None:
         """A worker has ended; tell of a failure at once, and of success when the last one is done."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 
 from torch.distributed.elastic.agent.server.api import Worker
@@ -60,6 +62,7 @@ class Eyes:
         launcher: the launcher's log.
         wake_read: becomes readable when any of them has something to say.
         wake: makes it readable.
+        numbers: of this agent's reports.
     """
 
     handler: AgentHandler
@@ -72,6 +75,7 @@ class Eyes:
     launcher: LauncherLog
     wake_read: int
     wake: Callable[[], None]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
 
 class RoundWatch:
@@ -99,19 +103,25 @@ class RoundWatch:
         self._eyes, self._host = eyes, handler.member.host
         self._exits = ExitWatch(context, workers, files, self._host, eyes.oom)
         self._events = EventRelay(handler.journal, number, {rank: item.events for rank, item in files.items()})
-        self._link = handler.watch(seat, eyes.wake)
-        self._ranks = Ranks(self._host, workers, files, handler.journal, number)
-        finished = self._exits.finished
-        self._stall = StallWatch(self._ranks, eyes.clock, seat, handler.connection(), finished, eyes.wake)
-        # One agent reads it, or each would tell the same again.
-        launcher = eyes.launcher if seat.slot == 0 else LauncherLog(None)
-        launcher.begin()
-        self._reporter = Reporter(handler.member, number, self._link, handler.journal, launcher, carried)
+        with ExitStack() as undo:  # what has been started ends again if the rest cannot be
+            undo.callback(self._exits.close)
+            self._link = handler.watch(seat, eyes.wake)
+            undo.callback(self._link.stop)
+            self._ranks = Ranks(self._host, workers, files, handler.journal, number)
+            finished = self._exits.finished
+            self._stall = StallWatch(self._ranks, eyes.clock, seat, handler.connection(), finished, eyes.wake)
+            undo.callback(self._stall.stop)
+            # One agent reads it, or each would tell the same again.
+            launcher = eyes.launcher if seat.slot == 0 else LauncherLog(None)
+            launcher.begin()
+            eyes.walltime.begin(item.progress for item in files.values())
+            undo.pop_all()
+        told = (handler.journal, launcher, carried, eyes.numbers)
+        self._reporter = Reporter(handler.member, number, self._link, *told)
         self._leave_at: float | None = None
         self._hung = self._timed_out = self._failed = False
         self._speaks_for_all = seat.slot == 0  # a checkpoint is the whole job's; one host tells of it
         self._durable: int | None = None
-        eyes.walltime.begin(item.progress for item in files.values())
 
     def watch(self, stop_workers: Callable[[], None]) -> Decision:
         """Report what is seen until the decision comes.

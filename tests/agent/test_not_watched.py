@@ -23,7 +23,7 @@ from ezpz_elastic.observe.hang import StepClock
 from ezpz_elastic.observe.kernel import KernelLog
 from ezpz_elastic.observe.launcher import LauncherLog
 from ezpz_elastic.observe.oom import OomWatch
-from ezpz_elastic.round_watch import Eyes
+from ezpz_elastic.round_watch import Eyes, RoundWatch
 from ezpz_elastic.walltime import Walltime
 from rendezvous.links import RoundLink
 from rendezvous.liveness import Listener
@@ -113,6 +113,27 @@ def test_a_rounds_store_that_cannot_be_served_is_told_like_workers_that_cannot_b
     exits = [item for item in lonely.evidence() if isinstance(item, WorkerExit)]
     assert [item.error for item in exits] == [None, None], "no exception of the program"
     assert exits[0].unseen == f"it was not started: {problem}"
+
+
+def test_a_watch_that_cannot_begin_leaves_nothing_running_and_the_next_ones_report_is_no_repeat(tmp_path: Path):
+    lonely, begin, links = Lonely(tmp_path), Walltime.begin, threading.Event()
+
+    def once(walltime: Walltime, files: Any) -> None:
+        links.set()
+        raise OSError(24, "Too many open files")
+
+    before = next(lonely.agent._eyes.numbers)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Walltime, "begin", once)
+        with pytest.raises(OSError, match="Too many open files"):
+            RoundWatch(lonely.agent._eyes, lonely.seat, None, [], {})
+    assert links.is_set()
+    assert Walltime.begin is begin
+    assert [thread.name for thread in threading.enumerate() if thread.name in {"ezpz-round", "ezpz-stall"}] == []
+    lonely.agent._begin = lambda seat: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    assert lonely.agent._live_through(lonely.seat).round == 1
+    lonely.evidence()
+    assert lonely.reports[0].seq > before
 
 
 def test_an_error_that_nobody_has_thought_of_is_no_exception_of_the_program(
