@@ -165,7 +165,11 @@ class WarmWorkers:
         return self._record if self._recording else None
 
     def _learn(self, store: Store) -> None:
-        names = self._extend_first(self._await_names(store))
+        try:
+            names = self._await_names(store)
+        finally:
+            store.close()
+        names = self._extend_first(names)
         while names and not self._stopping.is_set():
             server = self._serve([*self._modules, *names])
             try:
