@@ -149,7 +149,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     Args:
         round: the round it is about.
         member_id: who says it.
-        seq: 0 for its first report of that round, then 1, 2, …
+        seq: higher than that of any earlier report of this agent.
         outcome: how the workers of that host ended.
         conclusive: it cannot be the consequence of a failure elsewhere, so nobody else needs to be waited for.
         step: the last training step that a worker on this host is known to have reached.
