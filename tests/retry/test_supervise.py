@@ -164,12 +164,14 @@ def test_a_loop_that_is_killed_leaves_nothing(loop: Loop):
 
 
 def test_under_nohup_the_end_of_the_terminal_is_nothing(loop: Loop):
-    process = loop.start(
-        loop.script(
-            "import time, pathlib\nprint('up', flush=True)\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)"
-        ),
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    script = loop.script(
+        "import time, pathlib\nprint('up', flush=True)\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)"
     )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a child inherits it
+    try:
+        process = loop.start(script)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     loop.await_true(lambda: spoke(loop), "it is up")
     os.kill(process.pid, signal.SIGHUP)
     Path(loop.directory / "go").touch()
