@@ -249,7 +249,7 @@ CHECKPOINT = (
     Mutant(
         "The manifest's sizes are not looked at",
         "ezpz_elastic/checkpoint/steps.py",
-        "        manifest.check_sizes(path, found)\n",
+        "    manifest.check_sizes(path, found)\n",
         "",
         ("tests/checkpoint/test_care.py::test_ls_lists_steps_newest_first_and_why_one_is_broken",),
         "a step with a file missing is listed as whole, and kept instead of a good one",
@@ -268,7 +268,7 @@ WATCH = (
     Mutant(
         "Nobody ever waits too long for a step",
         "ezpz_elastic/observe/hang.py",
-        "        return max(LEAST, TIMES * percentile, PAUSES * self._longest)\n",
+        "        return max(BUSY if self._busy else LEAST, TIMES * percentile, PAUSES * self._longest)\n",
         '        return float("inf")\n',
         ("tests/agent/test_hang.py::test_the_limit_is_learned_from_the_steps_or_given",),
         "a job that hangs uses up its allocation in silence",
