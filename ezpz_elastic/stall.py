@@ -138,7 +138,8 @@ class StallWatch(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.wait(min(LOOK, self._clock.limit() / 5)):
-            self._clock.see(self._ranks.step(), time.monotonic(), self._ranks.busy())
+            step = self._ranks.step()
+            self._clock.see(step, time.monotonic(), busy=step == self._clock.step and self._ranks.busy())
             waiting, limit = self._clock.waiting(time.monotonic()), self._clock.limit()
             self.stalled = waiting >= limit
             if waiting < limit / 2 or self._finished():

@@ -64,6 +64,11 @@ class StepClock:
         self._since = 0.0
         self._busy = False
 
+    @property
+    def step(self) -> int | None:
+        """The furthest step of this life so far."""
+        return self._step
+
     def begin(self, now: float) -> None:
         """A life begins; ``now`` is a monotonic clock, seconds."""
         self._step, self._since, self._busy = None, now, False

@@ -118,7 +118,12 @@ def _connected(before: Set[str], lowest: int, port: int) -> Iterator[socket.sock
             blocking, own = os.get_blocking(number), os.dup(number)
         except OSError:
             continue  # closed meanwhile
-        with socket.socket(fileno=own) as connection:
+        try:
+            connection = socket.socket(fileno=own)
+        except OSError:  # another thread has opened a file under that number meanwhile
+            os.close(own)
+            continue
+        with connection:
             os.set_blocking(own, blocking)  # a default timeout of this process's Python is not for torch's sockets
             if connection.family not in {socket.AF_INET, socket.AF_INET6} or connection.type != socket.SOCK_STREAM:
                 continue

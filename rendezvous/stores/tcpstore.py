@@ -61,7 +61,7 @@ A server that is only slow is not cut off by it, since its kernel acknowledges."
 SHORTEST_SILENCE = 0.25
 """Seconds: what any network may take, however short the lease; the kernel repeats what was lost after 0.2 s."""
 
-POLL = (0.002, 0.1)
+POLL = (0.002, 0.125)
 """Seconds between two looks of a waiting client: the first, and what it doubles to while nothing happens. A look wakes
 two threads here and one at the server, and an agent has two waiting clients while its workers train."""
 

@@ -425,3 +425,19 @@ def test_an_endpoint_that_could_not_take_one_caller_takes_the_next(server):
     for _ in range(3):  # the first one is still taken by the accept that was under way
         assert module.greet(host, int(port)).run_id == "run"
     assert failed
+
+
+def test_a_number_under_which_another_thread_has_opened_a_file_meanwhile_is_passed_over(server, monkeypatch):
+    real, files = os.dup, []
+
+    def dup(number: int) -> int:
+        if not files:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+            return files[0]
+        return real(number)
+
+    monkeypatch.setattr(os, "dup", dup)
+    TcpStore("127.0.0.1", server.port, "run").create("k", b"v")
+    assert files
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(files[0])
