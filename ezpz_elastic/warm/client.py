@@ -28,6 +28,9 @@ _LENGTH = struct.Struct("!I")
 KILL_PATIENCE = 5.0
 """Seconds a server that was killed is waited for; only uninterruptible sleep lets it take longer."""
 
+ANSWER = 30.0
+"""Seconds for a ready server to fork; it takes milliseconds. One that is stopped never does."""
+
 UNKNOWN = 255 << 8
 """Status of a worker whose server has ended before it; stdlib's own fork server says 255 in that case, too."""
 
@@ -110,6 +113,7 @@ class WarmServer:
         self.modules = tuple(modules)
         self._tree = _tree(words)
         self._link, theirs = socket.socketpair()
+        self._link.settimeout(ANSWER)
         self.was_ready = False
         with theirs, _empty(scratch / "imports.out") as out, _empty(scratch / "imports.err") as err:
             self._process = subprocess.Popen(
@@ -144,7 +148,7 @@ class WarmServer:
         Raises:
             ServerGone, Unfit: it will never be.
         """
-        if self._process.poll() is not None:
+        if self._process.poll() is not None or self._link.fileno() < 0:
             raise ServerGone(f"the fork server has ended with {self._process.returncode}")
         deadline = time.monotonic() + timeout
         with selectors.DefaultSelector() as selector:
@@ -211,7 +215,7 @@ class WarmServer:
             socket.send_fds(self._link, [_LENGTH.pack(len(data))], descriptors)
             self._link.sendall(data)
         except OSError as error:
-            raise ServerGone(f"the fork server has ended: {error}") from error
+            raise self._lost(error) from error
 
     def _receive(self) -> dict[str, Any]:
         size = _LENGTH.unpack(self._exactly(_LENGTH.size))[0]
@@ -223,11 +227,18 @@ class WarmServer:
             try:
                 more = self._link.recv(size - len(data))
             except OSError as error:
-                raise ServerGone(f"the fork server has ended: {error}") from error
+                raise self._lost(error) from error
             if not more:
                 raise ServerGone("the fork server has ended")
             data += more
         return data
+
+    def _lost(self, error: OSError) -> ServerGone:
+        """One that does not answer is ended: its answer would be taken for that to another question."""
+        if not isinstance(error, TimeoutError):
+            return ServerGone(f"the fork server has ended: {error}")
+        self.close()
+        return ServerGone(f"the fork server does not answer within {ANSWER:g} s")
 
 
 def _empty(path: Path) -> BinaryIO:

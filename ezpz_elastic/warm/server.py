@@ -33,6 +33,7 @@ import struct
 import sysconfig
 import time
 import types
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 LENGTH = struct.Struct("!I")
@@ -192,6 +193,21 @@ def preload(names: list[str], tree: str) -> None:
             raise Unfit(name)
 
 
+@contextlib.contextmanager
+def rarely_collecting() -> Iterator[None]:
+    """No look for garbage, of which an import makes little: torch's takes a seventh less without.
+
+    What a module sets for itself stays, as it would in a fresh process.
+    """
+    before, rare = gc.get_threshold(), (1 << 30, 10, 10)
+    gc.set_threshold(*rare)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == rare:
+            gc.set_threshold(*before)
+
+
 def _outside(name: str, tree: str) -> bool:
     top = name.partition(".")[0]
     try:
@@ -314,7 +330,8 @@ class Server:
     def warm(self, order: dict[str, Any]) -> None:
         """Import what is ordered and say so; a server that cannot fork any more after that ends."""
         try:
-            preload(order["modules"], order["tree"])
+            with rarely_collecting():
+                preload(order["modules"], order["tree"])
         except Unfit as error:
             refuse(self._link, {"unfit": str(error)})
         self.said = {stream: text for stream in (1, 2) if (text := os.pread(stream, LONGEST, 0))}

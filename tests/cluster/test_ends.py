@@ -38,7 +38,7 @@ def workers(cluster: Cluster, round_number: int, count: int, host: int = 2) -> l
 
 
 def finish(cluster: Cluster, host: int = 2) -> None:
-    os.kill(cluster.agents[host].pid, signal.SIGTERM)
+    cluster.agents[host].send_signal(signal.SIGTERM)
     cluster.wait(host, 30)
     cluster.assert_nothing_left()
 
@@ -139,7 +139,7 @@ def test_a_process_that_drops_its_environment_and_session_is_ended_by_its_contro
     if how == "stop":
         finish(cluster)
     else:
-        os.kill(cluster.agents[2].pid, signal.SIGKILL)
+        cluster.agents[2].send_signal(signal.SIGKILL)
         cluster.wait(2)
     cluster.await_true(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its end", 15)
     cluster.assert_nothing_left()

@@ -18,7 +18,7 @@ def verdict(cluster: Cluster) -> dict[str, object]:
 
 def finish(cluster: Cluster) -> None:
     for host in (2, 3):
-        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+        cluster.agents[host].send_signal(signal.SIGTERM)
     assert [cluster.wait(2, 20), cluster.wait(3, 20)] == [128 + signal.SIGTERM] * 2
     cluster.assert_nothing_left()
 

@@ -65,6 +65,6 @@ def test_a_spare_is_at_work_soon_after_a_whole_host_is_lost(cluster: Cluster):
     # Only an order is asserted here; benchmarks/host_loss.py has the seconds.
     assert lost_at <= at(decision) <= min(map(at, started))
     for host in (2, 4):
-        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+        cluster.agents[host].send_signal(signal.SIGTERM)
         cluster.wait(host, 20)
     cluster.assert_nothing_left()

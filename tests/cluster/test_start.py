@@ -150,7 +150,7 @@ def test_a_crash_without_any_budget_stops_and_names_the_flag(cluster):
 
 @pytest.mark.parametrize("nnodes", ["3:2", "0", "two", "1:2:3"])
 def test_impossible_nnodes_are_one_line_where_torch_has_a_traceback(cluster, nnodes):
-    cluster.start(2, ARGUE, nnodes=nnodes)
+    cluster.start(2, ARGUE, nnodes=nnodes, cold=True)
     assert cluster.wait(2) == 2
     assert f"--nnodes={nnodes}; expected N or MIN:MAX" in the_line(cluster)
     cluster.assert_nothing_left()

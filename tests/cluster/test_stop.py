@@ -25,7 +25,7 @@ def family(cluster: Cluster, *options: str, conf: str = "") -> None:
 def test_a_signal_to_all_agents_ends_the_whole_tree(cluster, signum):
     family(cluster)
     for agent in cluster.agents.values():
-        os.kill(agent.pid, signum)
+        agent.send_signal(signum)
     assert [cluster.wait(2, 20), cluster.wait(3, 20)] == [128 + signum] * 2
     assert cluster.outcome()["kind"] == "interrupted"
     cluster.assert_nothing_left()
@@ -33,7 +33,7 @@ def test_a_signal_to_all_agents_ends_the_whole_tree(cluster, signum):
 
 def test_a_signal_to_one_active_agent_ends_the_job_everywhere(cluster):
     family(cluster)
-    os.kill(cluster.agents[3].pid, signal.SIGTERM)
+    cluster.agents[3].send_signal(signal.SIGTERM)
     assert cluster.wait(3, 20) == 128 + signal.SIGTERM
     assert cluster.wait(2, 20) == 128 + signal.SIGTERM
     assert "FAILOVER STOP: interrupted" in cluster.output(2)
@@ -52,7 +52,7 @@ def test_an_agent_that_is_told_to_go_while_it_starts_its_workers_is_not_taken_fo
     cluster.start(3, ["job.py"], env={"PYTHONPATH": os.pathsep.join([str(slow), os.environ.get("PYTHONPATH", "")])})
     cluster.await_true(cluster.rosters, "the round")
     cluster.worker(2, 1)
-    os.kill(cluster.agents[3].pid, signal.SIGINT)
+    cluster.agents[3].send_signal(signal.SIGINT)
     assert [cluster.wait(host, 60) for host in (2, 3)] == [128 + signal.SIGINT] * 2
     assert cluster.workers(3, 1) == [], "it had started its workers before"
     assert cluster.outcome()["kind"] == "interrupted"
@@ -73,7 +73,7 @@ def test_an_agent_that_is_told_to_go_in_the_midst_of_starting_its_workers_goes_a
 def test_workers_that_ignore_signals_are_killed_when_the_grace_period_is_over(cluster):
     family(cluster, "--stubborn", conf="grace=1")
     for agent in cluster.agents.values():
-        os.kill(agent.pid, signal.SIGTERM)
+        agent.send_signal(signal.SIGTERM)
     cluster.wait(2, 15)
     cluster.wait(3, 15)
     cluster.assert_nothing_left()
@@ -88,7 +88,7 @@ def test_a_signal_to_a_spare_ends_that_spare_alone(cluster):
     assert cluster.events("decision") == []
     assert cluster.agents[2].poll() is None
     for host in (2, 3):
-        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+        cluster.agents[host].send_signal(signal.SIGTERM)
     cluster.wait(2)
     cluster.wait(3)
     cluster.assert_nothing_left()
@@ -98,7 +98,7 @@ def test_an_agent_that_is_killed_takes_its_workers_along(cluster):
     family(cluster)
     workers = cluster.workers(3, 1)
     assert workers
-    os.kill(cluster.agents[3].pid, signal.SIGKILL)
+    cluster.agents[3].send_signal(signal.SIGKILL)
     cluster.await_true(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the orphans end", 10)
     assert cluster.wait(2, 30) == 1
     assert cluster.outcome()["kind"] == "exhausted"

@@ -30,7 +30,7 @@ def test_a_job_sees_the_same_under_torchrun_and_under_a_warm_agent(cluster, word
     for rank in range(2):
         (cluster.directory / f"facts-{rank}.json").unlink()
     # Its first life is learned from, which takes one more finder on the worker's meta path until its first step.
-    cluster.start(2, words, nnodes="1:1", nproc=2)
+    cluster.start(2, words, nnodes="1:1", nproc=2, cold=True)
     assert cluster.wait(2) == 0
     here = [(cluster.directory / f"facts-{rank}.json").read_text() for rank in range(2)]
     assert here[1] == there[1]
@@ -53,7 +53,7 @@ def test_where_it_is_off_the_agent_itself_starts_the_workers(cluster, conf, scri
     agent = cluster.start(2, script, nnodes="1:1", nproc=2, conf=conf)
     cluster.await_true(lambda: len(cluster.workers(2, 1)) == 2, "two workers")
     assert parents(cluster) == {agent.pid}
-    os.kill(agent.pid, signal.SIGTERM)
+    agent.send_signal(signal.SIGTERM)
     cluster.wait(2, 20)
     cluster.assert_nothing_left()
 
@@ -86,6 +86,6 @@ def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster
     killed = cluster.events("worker_exited")
     assert {event["signal"] for event in killed} == {signal.SIGKILL}
     assert all(event["peak_rss_bytes"] > 10 << 20 for event in killed)
-    os.kill(agent.pid, signal.SIGTERM)
+    agent.send_signal(signal.SIGTERM)
     cluster.wait(2, 20)
     cluster.assert_nothing_left()

@@ -66,7 +66,7 @@ def harm(cluster: Cluster, mode: str, number: int) -> str:
 def end(cluster: Cluster, hosts: tuple[int, ...]) -> None:
     """Stop all agents at once."""
     for host in hosts:
-        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+        cluster.agents[host].send_signal(signal.SIGTERM)
     assert [cluster.wait(host) for host in hosts] == [128 + signal.SIGTERM] * len(hosts)
     cluster.assert_nothing_left()
 

@@ -11,15 +11,20 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 from mutation.mutants import Mutant
+from support.forked import Program, fork
 
 __all__ = ["Outcome", "break_it", "copy_project", "judge", "run_tests"]
 
 ROOT = Path(__file__).parents[2]
+
+RUNNER = Path(__file__).with_name("in_a_copy.py")
+
+LIBRARIES = ("torch.distributed.tensor", "hypothesis", "hyperscan", "numpy.random")
+"""What the tests import of others, but not what loads our plugin: each copy has its own."""
 
 PATIENCE = 120.0
 """Seconds for the tests of one copy; the slowest selection takes a few."""
@@ -105,21 +110,12 @@ def run_tests(project: Path, tests: tuple[str, ...], scratch: Path, patience: fl
     """
     told = scratch / "told.json"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ["PYTHONPATH"] = os.pathsep.join([str(project), str(Path(__file__).parent)])
+    environ["PYTHONPATH"] = os.pathsep.join([str(project), str(RUNNER.parent)])
     environ["MUTATION_WITNESS"] = str(told)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "mutation_witness"]
-    command += [f"--basetemp={scratch / 'tmp'}", *tests]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutation_witness", f"--basetemp={scratch / 'tmp'}"]
     output = scratch / "output"
     with output.open("wb") as file:
-        done = subprocess.Popen(
-            command,
-            cwd=project,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
+        done = fork([str(RUNNER), *options, *tests], project, environ, file, LIBRARIES)
     try:
         done.wait(patience)
     except subprocess.TimeoutExpired as error:
@@ -130,7 +126,7 @@ def run_tests(project: Path, tests: tuple[str, ...], scratch: Path, patience: fl
     return Outcome(done.returncode, seen, output.read_text(errors="replace"))
 
 
-def _end(run: subprocess.Popen[bytes]) -> None:
+def _end(run: Program) -> None:
     """End what is left of a run: a test that fails in its middle leaves its processes behind."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(run.pid, signal.SIGKILL)

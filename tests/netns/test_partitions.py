@@ -67,7 +67,7 @@ def test_a_cut_shorter_than_the_lease_is_nobodys_business(network):
     assert network.events("decision") == []
     assert all(alive([pid]) for pid in old)
     for number in (2, 3):
-        os.kill(network.agents[number].pid, signal.SIGTERM)
+        network.agents[number].send_signal(signal.SIGTERM)
     assert [network.wait(2, 30), network.wait(3, 30)] == [143, 143]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +75,7 @@ def test_an_active_host_is_retired_refused_readmitted_and_comes_back_as_a_spare(
         assert (code, line in told) == (2, True), told
 
     for host in (2, 4):
-        os.kill(cluster.agents[host].pid, signal.SIGTERM)
+        cluster.agents[host].send_signal(signal.SIGTERM)
         cluster.wait(host)
     code, told = hosts(cluster, capsys, "list")
     assert code == 2

@@ -100,7 +100,7 @@ def test_the_host_of_coordinator_and_rank_0_is_lost_and_a_spare_goes_on_in_its_s
     assert "resumed 4" in job.text("rounds/2/0/stdout.log") or "resumed 9" in job.text("rounds/2/0/stdout.log")
     assert job.text("bad_nodes.txt") == "127.0.0.2  lost  attempt=1\n"
     for host in (3, 4):
-        os.kill(job.agents[host].pid, signal.SIGTERM)
+        job.agents[host].send_signal(signal.SIGTERM)
     assert [job.wait(host) for host in (3, 4)] == [143, 143]
     job.assert_nothing_left()
 
@@ -309,7 +309,7 @@ def test_the_password_is_in_no_log_no_journal_no_error_no_command_line_and_no_wo
     job, (user, word) = guarded_job, USER
     verbose = {"TORCHELASTIC_LOG_LEVEL": "DEBUG", "LOGLEVEL": "DEBUG"}
     login = {**verbose, "EZPZ_ETCD_USER": user, "EZPZ_ETCD_PASSWORD": word}
-    job.go(2, ["--no-python", "sh", "-c", "env; sleep 3; exit 3"], env=login, nnodes="1:1", max_restarts=1)
+    job.go(2, ["--no-python", "sh", "-c", "env; sleep 3; exit 3"], env=login, nnodes="1:1", max_restarts=1, cold=True)
     job.await_true(lambda: "EZPZ_ETCD_USER" in job.text("rounds/1/0/stdout.log"), "the worker shows its environment")
     commands = [
         " ".join(process.info["cmdline"] or [])
@@ -320,7 +320,7 @@ def test_the_password_is_in_no_log_no_journal_no_error_no_command_line_and_no_wo
     assert not any(word in command for command in commands if "etcdctl" not in command)
     assert job.wait(2) != 0
     wrong = {**verbose, "EZPZ_ETCD_USER": user, "EZPZ_ETCD_PASSWORD": "the-wrong-word"}
-    job.go(3, counting(1), env=wrong, nnodes="1:1")
+    job.go(3, counting(1), env=wrong, nnodes="1:1", cold=True)
     assert job.wait(3) == 2
     assert "authentication failed" in job.output(3)
     assert "Traceback" not in job.output(3)

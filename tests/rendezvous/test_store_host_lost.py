@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ def test_an_agent_that_is_told_to_go_while_the_one_that_serves_the_store_is_froz
     serving = psutil.Process(cluster.agents[2].pid)
     serving.suspend()
     try:
-        os.kill(cluster.agents[3].pid, signal.SIGTERM)
+        cluster.agents[3].send_signal(signal.SIGTERM)
         assert cluster.wait(3) == 128 + signal.SIGTERM
         assert serving.status() == psutil.STATUS_STOPPED, "the fault did not happen"
     finally:

@@ -1,5 +1,8 @@
 """Real agents on loopback "hosts" of one machine, each a ``torchrun`` in a session of its own.
 
+They are forked from a process that has torch imported, unless a test starts them by a command of its own or asks for a
+new interpreter.
+
 Everything a cluster starts carries a mark in its environment, so that a test can tell what is left of it.
 """
 
@@ -20,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from ezpz_elastic import guard
+from support.forked import Program, fork
 from support.marked import MARK, end, told
 
 JOBS = Path(__file__).parent / "jobs"
@@ -42,7 +46,7 @@ class Cluster:
         self.run_dir = directory / "run"
         self.mark = uuid.uuid4().hex
         self.endpoint = f"127.0.0.{first}:{free_port(f'127.0.0.{first}')}"
-        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.agents: dict[int, subprocess.Popen[bytes] | Program] = {}
         self.shared_before = set(Path("/dev/shm").iterdir())
 
     @staticmethod
@@ -62,8 +66,10 @@ class Cluster:
         command: Sequence[str] = (),
         env: dict[str, str] | None = None,
         options: Sequence[str] = (),
-    ) -> subprocess.Popen[bytes]:
-        """Start the agent of one host."""
+        cold: bool = False,
+    ) -> subprocess.Popen[bytes] | Program:
+        """Start the agent of one host; ``cold``: with an interpreter of its own, which sees this environment and these
+        words from its first import on."""
         arguments = [
             *(command or [self.torchrun(), "--rdzv-backend=ezpz"]),
             f"--rdzv-endpoint={self.endpoint}",
@@ -76,16 +82,20 @@ class Cluster:
             *options,
             *script,
         ]
+        whole = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark}
         with (self.directory / f"host-{host}.log").open("wb") as log:
-            self.agents[host] = subprocess.Popen(
-                arguments,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd=self.directory,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark},
-            )
+            if command or cold:
+                self.agents[host] = subprocess.Popen(
+                    arguments,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    cwd=self.directory,
+                    env=whole,
+                )
+            else:
+                self.agents[host] = fork(arguments, self.directory, whole, log)
         return self.agents[host]
 
     def output(self, host: int) -> str:
@@ -162,7 +172,8 @@ class Cluster:
 
     def alive(self) -> list[str]:
         """Command lines of everything this cluster started that is still there."""
-        return told(self.mark)
+        forked = [agent.pid for agent in self.agents.values() if isinstance(agent, Program) and agent.poll() is None]
+        return [*(f"{pid} agent" for pid in forked), *told(self.mark)]
 
     def assert_nothing_left(self) -> None:
         """No process, no port, no shared memory."""
@@ -178,6 +189,8 @@ class Cluster:
 
     def close(self) -> None:
         """End whatever a failed test has left running."""
+        for agent in self.agents.values():
+            agent.kill()
         end(self.mark)
         for agent in self.agents.values():
             agent.wait()

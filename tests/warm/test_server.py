@@ -231,6 +231,20 @@ def test_a_server_that_no_signal_ends_is_left_alone(place, monkeypatch):
     assert server._process.wait(10) == -signal.SIGKILL
 
 
+def test_a_server_that_stands_still_is_ended_and_the_next_one_serves(place, workers, monkeypatch):
+    monkeypatch.setattr(client_module, "ANSWER", 0.5)
+    kept = workers()
+    stopped = kept.server(never)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
+        run(stopped, place)
+    following = kept.server(never)
+    assert following.pid != stopped.pid
+    worker, _ = run(following, place)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait(10)
+
+
 def test_a_server_that_cannot_start_is_said_to_be_gone(place):
     server = WarmServer("false", ["program/script.py"], [], "tag-of-a-test", place)
     with pytest.raises(ServerGone):

@@ -1,7 +1,7 @@
 """Where the time of a recovery went: the spans of each host add up to its outage. Pure.
 
 Each host is looked at by its own clock alone. Its outage begins where its agent begins to stop the old workers, and
-ends when its first worker has made the first step of the next round.
+ends when the worker that it started last has made the first step of the next round.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _outage(number: int, host: str, before: list[Event], after: list[Event]) -> 
     ranks = [event.fields["rank"] for event in after if "at" in event.fields]
     if stop is None or not ranks:
         return None
-    own = [event.fields for event in after if event.fields.get("rank") == min(ranks)]
+    # The one that was started last: the others import while the agent still spawns.
+    own = [event.fields for event in after if event.fields.get("rank") == max(ranks)]
     last = next((fields for fields in own if fields["name"] == WORKER[-1]), None)
     if last is None:
         return None
