@@ -19,6 +19,7 @@ from pathlib import Path
 from ezpz_elastic.checkpoint import lustre_text
 from ezpz_elastic.checkpoint.lustre_text import Layout, Quota
 from ezpz_elastic.checkpoint.striping import Ost, Placement
+from ezpz_elastic.observe.ask import NoAnswer, ask
 
 __all__ = ["Lfs", "LfsError", "find", "on_lustre"]
 
@@ -58,22 +59,20 @@ class Lfs:
 
     def _run(self, *arguments: str) -> str:
         try:
-            done = subprocess.run(
+            code, said, complained = ask(
                 [self._program, *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._deadline,
-                stdin=subprocess.DEVNULL,
+                self._deadline,
+                stderr=subprocess.PIPE,
                 env={**os.environ, "LC_ALL": "C"},
-                check=False,
             )
-        except subprocess.TimeoutExpired:
-            raise LfsError(errno.ETIMEDOUT, f"lfs {arguments[0]} did not answer in {self._deadline} s") from None
-        if done.returncode != 0:
-            said = " ".join((done.stderr or done.stdout).split())
-            raise LfsError(_errno_in(said, done.returncode), f"lfs {' '.join(arguments)}: {said}")
-        return done.stdout
+        except NoAnswer as why:
+            cause = why.__cause__
+            number = cause.errno if isinstance(cause, OSError) else errno.ETIMEDOUT
+            raise LfsError(number, f"lfs {arguments[0]}: {why}") from None
+        if code != 0:
+            refusal = " ".join((complained or said).split())
+            raise LfsError(_errno_in(refusal, code), f"lfs {' '.join(arguments)}: {refusal}")
+        return said
 
     def df(self, path: Path, pool: str = "") -> tuple[Ost, ...]:
         """The targets of the file system of ``path``, with room and free objects.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-__all__ = ["NoAnswer", "ask"]
+__all__ = ["Answer", "NoAnswer", "ask"]
 
 REAP = 0.1
 """Seconds in which a program that was killed has ended; one that has not is left alone."""
@@ -20,28 +21,42 @@ class NoAnswer(Exception):
     """A program has not come to a word of its own: it did not start, did not end in time, or a signal ended it."""
 
 
-def ask(command: Sequence[str], seconds: float, stderr: int = subprocess.STDOUT) -> tuple[int, str]:
+class Answer(NamedTuple):
+    """What a program came to.
+
+    Args:
+        code: its exit code.
+        said: its output.
+        complained: its errors, if they were asked for apart.
+    """
+
+    code: int
+    said: str
+    complained: str
+
+
+def ask(
+    command: Sequence[str], seconds: float, stderr: int = subprocess.STDOUT, env: Mapping[str, str] | None = None
+) -> Answer:
     """Run a program to its end.
 
     Args:
         command: program and arguments; it reads nothing.
         seconds: how long it may take.
         stderr: where its errors go, as ``subprocess`` names it; otherwise among the output.
-
-    Returns:
-        its exit code and what it has printed.
+        env: its environment, if it is not ours.
 
     Raises:
-        NoAnswer: there is none; the message says why.
+        NoAnswer: there is none; the message says why, and an ``OSError`` is the cause if it did not start.
     """
     try:
-        program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
+        program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, env=env)
     except OSError as error:
         raise NoAnswer(f"it does not start: {error}") from error
     assert program.stdout is not None
-    with program.stdout:
+    with program.stdout, program.stderr or contextlib.nullcontext():
         try:
-            said, _ = program.communicate(timeout=seconds)
+            said, complained = program.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             program.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -49,4 +64,4 @@ def ask(command: Sequence[str], seconds: float, stderr: int = subprocess.STDOUT)
             raise NoAnswer(f"not within {seconds:g} s") from None
     if program.returncode < 0:
         raise NoAnswer(f"signal {-program.returncode} has ended it")
-    return program.returncode, said.decode(errors="replace")
+    return Answer(program.returncode, said.decode(errors="replace"), (complained or b"").decode(errors="replace"))

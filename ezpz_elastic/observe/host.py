@@ -175,7 +175,7 @@ def _space(name: str, path: Path) -> Probe:
 def _tool(name: str, command: Sequence[str]) -> Probe:
     def probe(host: str) -> list[HostProbe]:
         try:
-            code, said = ask(command, DEADLINE)
+            code, said, _ = ask(command, DEADLINE)
         except NoAnswer as why:
             answer = f"{SILENT}: {why}"
         else:
@@ -188,7 +188,7 @@ def _tool(name: str, command: Sequence[str]) -> Probe:
 def _own(path: Path) -> Probe:
     def probe(host: str) -> list[HostProbe]:
         try:
-            code, said = ask([str(path)], DEADLINE)
+            code, said, _ = ask([str(path)], DEADLINE)
         except NoAnswer as why:
             return [HostProbe(host, path.name, True, f"{SILENT}: {why}"[:_DETAIL])]
         told = said.strip().partition("\n")[0] or "nothing said"

@@ -119,7 +119,7 @@ def _by_spy(pid: int) -> str:
     # Not blocking: a process that is stopped or in uninterruptible sleep would never let itself be paused.
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
     try:
-        code, said = ask(command, SPY_PATIENCE, stderr=subprocess.DEVNULL)
+        code, said, _ = ask(command, SPY_PATIENCE, stderr=subprocess.DEVNULL)
     except NoAnswer:
         return ""
     return said if code == 0 else ""

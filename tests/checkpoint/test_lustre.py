@@ -25,9 +25,15 @@ def program(path: Path, body: str) -> Lfs:
 
 
 def test_a_call_that_does_not_answer_ends_at_its_deadline(tmp_path: Path) -> None:
-    with pytest.raises(LfsError, match=r"did not answer in 0.5 s") as error:
+    with pytest.raises(LfsError, match=r"lfs df: not within 0\.5 s") as error:
         program(tmp_path, "sys.stdin = None; import threading; threading.Event().wait()").df(tmp_path)
     assert error.value.errno == errno.ETIMEDOUT
+
+
+def test_one_that_cannot_be_started_is_no_lustre(tmp_path: Path) -> None:
+    with pytest.raises(LfsError, match=r"lfs df: it does not start") as error:
+        Lfs(str(tmp_path / "lfs")).df(tmp_path)
+    assert error.value.errno == errno.ENOENT
 
 
 @pytest.mark.parametrize(
