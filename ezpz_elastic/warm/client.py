@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -98,6 +99,48 @@ class Forked:
         os.close(self._teller)
 
 
+class Grandchild:
+    """A process that another server has forked; as much of ``subprocess.Popen`` as a server needs.
+
+    Args:
+        pid: its id; the one that has forked it is alive.
+
+    Raises:
+        ProcessLookupError: it has ended already.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._handle = pid, os.pidfd_open(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Not ``None`` if it has ended; how, only its parent knows."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not come.
+        """
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._handle, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            os.close(self._handle)
+            self.returncode = os.waitstatus_to_exitcode(UNKNOWN)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Unless it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+
 class WarmServer:
     """A fork server, imported and ready or on its way there.
 
@@ -107,23 +150,44 @@ class WarmServer:
         modules: what to import ahead, in order.
         tag: the agent's tag.
         scratch: a directory for what the imports print.
+        parent: a server of the same words that is ready; this one is forked from it and has its modules at once.
+
+    Raises:
+        ServerGone: the parent has ended.
+        OSError: there can be no such process.
     """
 
-    def __init__(self, python: str, words: Sequence[str], modules: Sequence[str], tag: str, scratch: Path) -> None:
+    def __init__(
+        self,
+        python: str,
+        words: Sequence[str],
+        modules: Sequence[str],
+        tag: str,
+        scratch: Path,
+        parent: WarmServer | None = None,
+    ) -> None:
         self.modules = tuple(modules)
         self._tree = _tree(words)
         self._link, theirs = socket.socketpair()
         self._link.settimeout(ANSWER)
+        self._one_at_a_time = threading.Lock()
         self.was_ready = False
         with theirs, _empty(scratch / "imports.out") as out, _empty(scratch / "imports.err") as err:
-            self._process = subprocess.Popen(
-                [python, "-u", program.__file__, str(theirs.fileno()), *words],
-                stdout=out,
-                stderr=err,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env={**os.environ, TAG: tag},
-            )
+            self._process: subprocess.Popen[bytes] | Grandchild
+            if parent is not None:
+                with contextlib.ExitStack() as undo:
+                    undo.callback(self._link.close)
+                    self._process = parent._branch(theirs.fileno(), out.fileno(), err.fileno())
+                    undo.pop_all()
+            else:
+                self._process = subprocess.Popen(
+                    [python, "-u", program.__file__, str(theirs.fileno()), *words],
+                    stdout=out,
+                    stderr=err,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    env={**os.environ, TAG: tag},
+                )
         self.pid = self._process.pid
         with contextlib.suppress(ServerGone):  # one that could not even start: ``ready`` tells
             self._send({"modules": list(modules), "tree": self._tree})
@@ -190,16 +254,25 @@ class WarmServer:
         try:
             job = {"words": list(words), "env": env, "cwd": str(Path.cwd())}
             files = {"record": record and str(record), "group": group and str(group)}
-            self._send(job | files, theirs, stdout, stderr)
-            answer = self._receive()
-            if "error" in answer:
-                raise OSError(answer["errno"], answer["error"])
+            pid = self._fork(job | files, theirs, stdout, stderr)
         except BaseException:
             os.close(mine)
             raise
         finally:
             os.close(theirs)
-        return Forked(answer["pid"], mine)
+        return Forked(pid, mine)
+
+    def _branch(self, link: int, stdout: int, stderr: int) -> Grandchild:
+        with Path(os.devnull).open("wb") as teller:  # its own link tells of its end
+            return Grandchild(self._fork({}, teller.fileno(), stdout, stderr, link))
+
+    def _fork(self, job: dict[str, Any], *descriptors: int) -> int:
+        with self._one_at_a_time:  # a round may begin while somebody branches off
+            self._send(job, *descriptors)
+            answer = self._receive()
+        if "error" in answer:
+            raise OSError(answer["errno"], answer["error"])
+        return int(answer["pid"])
 
     def close(self) -> None:
         """End the server; its workers should have ended before. One that SIGKILL does not end is left alone."""

@@ -1,8 +1,8 @@
 """Keeps one agent's warm servers: the first knows torch, its successor also what a first life had to import.
 
 The program's own modules are never imported ahead. What else its first life imported up to its first step is noted
-by rank 0 of slot 0, published in the store, and imported on every host by a second server while the first one's workers
-train. A spare has no workers yet, so its first server imports that itself.
+by rank 0 of slot 0, published in the store, and imported on every host by a second server, a fork of the first one,
+while that one's workers train. A spare has no workers yet, so its first server imports that itself.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class WarmWorkers:
         self._first_is_free = threading.Lock()  # held by whoever talks with the first server
         self._used = False  # workers come from the first server: what it must not do any more is import
 
-    def _serve(self, modules: Sequence[str]) -> WarmServer:
+    def _serve(self, modules: Sequence[str], parent: WarmServer | None = None) -> WarmServer:
         with self._lock:
-            server = WarmServer(self._python, self._words, modules, self._tag, self._scratch)
+            server = WarmServer(self._python, self._words, modules, self._tag, self._scratch, parent)
             self._pids.add(server.pid)
         return server
 
@@ -171,7 +171,7 @@ class WarmWorkers:
             store.close()
         names = self._extend_first(names)
         while names and not self._stopping.is_set():
-            server = self._serve([*self._modules, *names])
+            server = self._branch_off(names)
             try:
                 if server.ready(PATIENCE, self._stopping.is_set):
                     self._successor, self._learned = server, True
@@ -183,6 +183,17 @@ class WarmWorkers:
                 logger.warning("cannot import ahead: %s", error)
                 names = []
             self._end(server)
+
+    def _branch_off(self, names: list[str]) -> WarmServer:
+        """A server that has more: a fork of the first one, which has the rest already, if that one can."""
+        modules = [*self._modules, *names]
+        with self._first_is_free:
+            if self._first is not None and self._first.was_ready:
+                try:
+                    return self._serve(modules, self._first)
+                except (ServerGone, OSError) as error:
+                    logger.info("the server that imports more starts from nothing: %s", error)
+        return self._serve(modules)
 
     def _extend_first(self, names: list[str]) -> list[str]:
         """A spare's first server has no workers yet and imports the rest itself, which saves a second one.

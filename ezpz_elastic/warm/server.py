@@ -2,7 +2,7 @@
 
 ``python -u server.py FD [-m] SCRIPT …``: FD is a stream socket to the agent, the rest is what workers will run (given
 here too, so that ``ps`` shows it for them). The first message says what to import; each further one asks for a worker,
-or has more imported before there is any.
+or for another server that starts with what this one has, or has more imported before there is any of them.
 A worker is a fork that becomes what ``python -u [-m] SCRIPT …`` would have been and ends by the interpreter's own way
 out. The server itself runs no threads, opens no device and, once ready, imports nothing.
 """
@@ -279,17 +279,21 @@ class Recorder:
 
 
 class Server:
-    """Forks workers and tells how they ended."""
+    """Forks workers and tells how they ended.
 
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
+    ``said`` is what the imports of the server that this one was forked from have printed.
+    """
+
+    def __init__(self, link: int, said: dict[int, bytes]) -> None:
+        os.set_inheritable(link, False)
+        self._link = socket.socket(fileno=link)
         self._selector = selectors.DefaultSelector()
         self._selector.register(link, selectors.EVENT_READ)
         self._tellers: dict[int, tuple[int, int]] = {}  # pid: its pidfd, and where to tell of its end
-        self.said: dict[int, bytes] = {}  # by the imports; the streams are others in a worker
+        self._inherited = self.said = said  # by the imports; the streams are others in a worker
 
     def serve(self) -> dict[str, Any]:
-        """Until the agent is gone. Returns only in a worker: what it has to become."""
+        """Until the agent is gone. Returns only in a fork: what it has to become, a worker or another server."""
         while True:
             for key, _ in self._selector.select():
                 if key.data is None:
@@ -315,9 +319,9 @@ class Server:
                 os.close(descriptor)
             return None
         if pid == 0:
-            self._detach(*descriptors)
+            self._detach(*descriptors[:3])
             _enter(job.get("group"))
-            return job
+            return {**job, "link": descriptors[3:]}
         teller, *rest = descriptors
         for descriptor in rest:
             os.close(descriptor)
@@ -334,7 +338,11 @@ class Server:
                 preload(order["modules"], order["tree"])
         except Unfit as error:
             refuse(self._link, {"unfit": str(error)})
-        self.said = {stream: text for stream in (1, 2) if (text := os.pread(stream, LONGEST, 0))}
+        self.said = {
+            stream: text
+            for stream in (1, 2)
+            if (text := self._inherited.get(stream, b"") + os.pread(stream, LONGEST, 0))
+        }
         gc.collect()  # not gc.freeze: what is frozen would not be finalized when a worker ends
         send(self._link, {"ready": True})
 
@@ -413,16 +421,14 @@ def refuse(link: socket.socket, message: dict[str, Any]) -> NoReturn:
 
 def main() -> None:
     """Import, serve, and in each worker be the script."""
-    link = socket.socket(fileno=int(sys.argv[1]))
-    os.set_inheritable(link.fileno(), False)
-    words = sys.argv[2:]
-    order, _ = receive(link)
     if not safe_path():
-        sys.path.insert(0, first_path(words))
-    server = Server(link)
-    server.warm(order)
-    job = server.serve()
-    settle_in(job, server.said)
+        sys.path.insert(0, first_path(sys.argv[2:]))
+    job: dict[str, Any] = {"link": [int(sys.argv[1])]}
+    said: dict[int, bytes] = {}
+    while job["link"]:
+        server = Server(job["link"][0], said)
+        job, said = server.serve(), server.said
+    settle_in(job, said)
     become(job["words"])
 
 

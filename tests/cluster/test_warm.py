@@ -69,7 +69,8 @@ def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster
     cluster.await_step(1)
     first = parents(cluster)
     assert first != {agent.pid}
-    servers = lambda: {c.pid for c in psutil.Process(agent.pid).children() if "server.py" in " ".join(c.cmdline())}  # noqa: E731
+    family = lambda: psutil.Process(agent.pid).children(recursive=True)  # noqa: E731
+    servers = lambda: {c.pid for c in family() if "server.py" in c.cmdline()[2]} - set(cluster.workers(2, 1))  # noqa: E731
     cluster.await_true(lambda: len(servers()) == 2, "a second server")
     cluster.await_true(
         lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in servers()), "that it is ready"

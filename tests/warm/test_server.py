@@ -231,6 +231,51 @@ def test_a_server_that_no_signal_ends_is_left_alone(place, monkeypatch):
     assert server._process.wait(10) == -signal.SIGKILL
 
 
+def chatty(place: Path, name: str) -> str:
+    (place / "libraries" / f"{name}.py").write_text(f"print({name!r}, end=' ')")
+    return name
+
+
+def test_a_server_that_is_forked_from_another_has_what_that_one_had_and_outlives_it(place):
+    names = [chatty(place, "first_said"), chatty(place, "then_said")]
+    (place / "program" / "script.py").write_text("import sys, time\nprint('colorsys' in sys.modules)\ntime.sleep(100)")
+    first = WarmServer(sys.executable, ["program/script.py"], ["colorsys", names[0]], "tag", place)
+    assert first.ready(20)
+    branch = WarmServer(sys.executable, ["program/script.py"], [*first.modules, names[1]], "tag", place, first)
+    assert branch.ready(20)
+    assert psutil.Process(branch.pid).ppid() == first.pid
+    assert os.getsid(branch.pid) == branch.pid
+    old, text = run(first, place)
+    assert text.split() == ["first_said", "True"]
+    os.kill(old.pid, signal.SIGKILL)
+    assert old.wait(10).status == signal.SIGKILL
+    worker, text = run(branch, place)
+    assert text.split() == ["first_said", "then_said", "True"]
+    first.close()
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.wait(10).status == signal.SIGKILL, "who forked it lives on and saw it end"
+    branch.close()
+    with pytest.raises(ServerGone):
+        branch.ready(1)
+
+
+def test_a_branch_that_is_killed_is_gone_and_its_parent_is_as_good(place):
+    first = WarmServer(sys.executable, ["program/script.py"], [], "tag", place)
+    assert first.ready(20)
+    branch = WarmServer(sys.executable, ["program/script.py"], ["colorsys"], "tag", place, first)
+    os.kill(branch.pid, signal.SIGKILL)
+    await_true(lambda: not psutil.pid_exists(branch.pid))  # its parent has waited for it
+    with pytest.raises(ServerGone):
+        branch.ready(1)
+    worker, _ = run(first, place)
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.wait(10).status == signal.SIGKILL
+    branch.close()
+    first.close()
+    with pytest.raises(ServerGone):
+        WarmServer(sys.executable, ["program/script.py"], [], "tag", place, first)
+
+
 def test_a_server_that_stands_still_is_ended_and_the_next_one_serves(place, workers, monkeypatch):
     monkeypatch.setattr(client_module, "ANSWER", 0.5)
     kept = workers()
