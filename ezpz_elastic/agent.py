@@ -32,7 +32,7 @@ from ezpz_elastic.assembly import AgentHandler
 from ezpz_elastic.console import Console
 from ezpz_elastic.contexts import QuietContext, cold_context
 from ezpz_elastic.decide.evidence import ErrorRecord, Unkillable, WorkerExit
-from ezpz_elastic.decide.policy import stop_line
+from ezpz_elastic.decide.policy import chores, stop_line
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.health import Health
 from ezpz_elastic.ledger import say
@@ -246,7 +246,8 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         group.master_addr, group.master_port = seat.master_addr, seat.master_port
         # torch counts restarts down from the budget; the round number is that count for the whole job.
         self._remaining_restarts = spec.max_restarts - (roster.round - 1)
-        self._logs.round = roster.round
+        before = self._handler.decision
+        self._logs.round, self._logs.chores = roster.round, chores(before) if before is not None else ()
         with self._span("spawn"):
             for local_rank, pid in self._start_workers(group).items():
                 group.workers[local_rank].id = pid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -54,6 +55,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
         super().__init__(str(run_dir), chosen._redirects, chosen._tee, chosen._local_ranks_filter)
         self._run_dir, self._scratch, self._tag, self._console = run_dir.absolute(), scratch, tag, console
         self.round = 1
+        self.chores: Sequence[str] = ()
         self.prefix_template: str | None = None
         self.torch_tees = False
         self.hand_over = False
@@ -85,6 +87,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
                     "TORCHELASTIC_ERROR_FILE": str(files.error),
                     "EZPZ_RUN_DIR": str(self._run_dir),
                     "EZPZ_ROUND": str(self.round),
+                    "EZPZ_CHORES": ",".join(self.chores),
                     "EZPZ_EVENTS_FILE": str(files.events),
                     progress.PROGRESS_FILE: str(files.progress),
                     STACKS_FILE: str(files.stacks),

@@ -33,6 +33,10 @@ _log = logging.getLogger(__name__)
 # Quarantined steps are evidence, not an archive.
 KEEP_QUARANTINED = 2
 
+# What the decision before this life asks of it, joined by commas; one of them is for whoever keeps checkpoints.
+CHORES = "EZPZ_CHORES"
+PRUNE = "prune_checkpoints"
+
 
 class CheckpointManager:
     """Checkpoints of one job in one directory that all its ranks see.
@@ -44,6 +48,9 @@ class CheckpointManager:
         directory: where the steps go; created by the first save.
         keep_last: how many of the newest steps to keep, at least 1.
         keep_every: also keep every step that is a multiple of this.
+        prune_on_quota: after a life that ended because a quota was used up or something might not be written, remove
+            all but so many of the newest steps, ``keep_every`` or not, once one is restored; ``None``: such a failure
+            deletes nothing.
         striping: ``"auto"`` places every shard on a Lustre target with room, ``"off"`` leaves it to the file system, a
             number is the stripe count of every shard; without effect elsewhere than on Lustre.
         threads: files that each rank writes at the same time.
@@ -65,6 +72,7 @@ class CheckpointManager:
         keep_last: int = 2,
         *,
         keep_every: int | None = None,
+        prune_on_quota: int | None = None,
         striping: str | int = "auto",
         threads: int = 1,
         preflight: bool = True,
@@ -78,6 +86,8 @@ class CheckpointManager:
             raise UsageError(f"keep_last is {keep_last}", expected="at least 1")
         if keep_every is not None and keep_every < 1:
             raise UsageError(f"keep_every is {keep_every}", expected="at least 1, or None")
+        if prune_on_quota is not None and prune_on_quota < 1:
+            raise UsageError(f"prune_on_quota is {prune_on_quota}", expected="at least 1, or None")
         if threads < 1:
             raise UsageError(f"threads is {threads}", expected="at least 1")
         check_striping(striping)
@@ -86,6 +96,7 @@ class CheckpointManager:
             raise UsageError(f"checkpoint directory {self.directory} is a file", expected="a directory")
         self._keep_last = keep_last
         self._keep_every = keep_every
+        self._make_room = prune_on_quota if PRUNE in environ.get(CHORES, "").split(",") else None
         self._threads = threads
         self._group = process_group
         self._striping = striping
@@ -218,6 +229,10 @@ class CheckpointManager:
                     "checkpoint_restored", step=chosen.step, path=str(chosen.path), seconds=seconds, verified=verified
                 )
                 facts.tell("span", name="load", seconds=seconds)
+                if self._make_room is not None and not self._read_only:
+                    _log.warning("a quota was used up: %s keeps its %d newest steps", self.directory, self._make_room)
+                    self._prune(self._make_room)
+                    self._make_room = None
             return chosen.step
 
     def latest(self) -> Path | None:
@@ -315,18 +330,18 @@ class CheckpointManager:
                 seconds=round(sum(saved.seconds.values()), 6),
                 parts={name: round(value, 6) for name, value in saved.seconds.items()},
             )
-            try:
-                self._prune()
-            except OSError as error:  # the step is durable; the next save prunes again
-                _log.warning("old steps in %s were not removed: %s", self.directory, error)
+            self._prune(self._keep_last, self._keep_every)
 
-    def _prune(self) -> None:
-        found = self._inspect()
-        good = [state.step for state in found if state.kind is StepKind.WHOLE]
-        for step in doomed([s.step for s in found], good, self._keep_last, self._keep_every):
-            self._trash.put(layout.step_path(self.directory, step))
-        for _, path in layout.quarantined(self.directory)[KEEP_QUARANTINED:]:
-            self._trash.put(path)
+    def _prune(self, keep_last: int, keep_every: int | None = None) -> None:
+        try:
+            found = self._inspect()
+            good = [state.step for state in found if state.kind is StepKind.WHOLE]
+            for step in doomed([s.step for s in found], good, keep_last, keep_every):
+                self._trash.put(layout.step_path(self.directory, step))
+            for _, path in layout.quarantined(self.directory)[KEEP_QUARANTINED:]:
+                self._trash.put(path)
+        except OSError as error:  # nothing is lost by it; the next save prunes again
+            _log.warning("old steps in %s were not removed: %s", self.directory, error)
 
     def _choose(self, peers: Peers, rejected: list[tuple[str, str]]) -> StepState | None:
         """The newest step that looks whole, the same on every rank; steps that do not are set aside on the way.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from ezpz_elastic.decide.policy import stop_line
+from ezpz_elastic.decide.policy import chores, stop_line
 from ezpz_elastic.decide.situation import Limits
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.journal import Journal
@@ -104,6 +104,7 @@ class RetryLoop:
         self._durable: int | None = None
         self._hostfile = options.run_dir / HOSTFILE
         self._before: tuple[str, ...] = ()
+        self._chores: tuple[str, ...] = ()
         self._console = ConsoleSink(console)
         # Compiling the signatures takes half a second, which no failure should wait for.
         self._scanner = threading.Thread(target=partial(warm_up, load_library()), name="ezpz-scanner")
@@ -134,6 +135,7 @@ class RetryLoop:
                     say(stop_line(decision))
                     return decision.exit_code
                 self._pool = self._pool.after(decision)
+                self._chores = chores(decision)
                 stops.wait(decision.delay)
                 self._await_storage(decision, stops)
         raise AssertionError("there is always another attempt")
@@ -201,6 +203,7 @@ class RetryLoop:
         ours = {
             "EZPZ_RUN_DIR": str(self._options.run_dir.absolute()),
             "EZPZ_ATTEMPT": str(number),
+            "EZPZ_CHORES": ",".join(self._chores),
             "EZPZ_HOSTFILE": str(self._hostfile),
         }
         return {"PYTHONUNBUFFERED": "1", **os.environ, **ours}

@@ -81,6 +81,42 @@ def test_keep_last_and_keep_every_decide_what_stays(tmp_path: Path) -> None:
     assert manager.latest() == tmp_path / "step-7"
 
 
+@pytest.mark.parametrize(
+    ("allowed", "asked", "read_only", "left"),
+    [
+        (1, "prune_checkpoints", False, [6]),
+        (2, "clean_shm,prune_checkpoints", False, [5, 6]),
+        (None, "prune_checkpoints", False, [2, 4, 5, 6]),
+        (1, "", False, [2, 4, 5, 6]),
+        (1, "prune_checkpoints", True, [2, 4, 5, 6]),
+    ],
+)
+def test_old_steps_go_where_a_quota_is_used_up_and_that_is_allowed(
+    tmp_path: Path, allowed: int | None, asked: str, read_only: bool, left: list[int]
+) -> None:
+    training = Training()
+    manager = CheckpointManager(tmp_path, keep_last=2, keep_every=2)
+    for step in range(1, 7):
+        manager.save(step, training.state())
+    manager.close()
+    environ = {"EZPZ_CHORES": asked}
+    following = CheckpointManager(tmp_path, prune_on_quota=allowed, read_only=read_only, environ=environ)
+    assert following.restore(training.state()) == 6
+    following.close()
+    assert sorted(int(path.name[5:]) for path in tmp_path.glob("step-*")) == left
+
+
+def test_a_quota_costs_no_step_before_another_one_is_restored(tmp_path: Path) -> None:
+    _, history = saved_run(tmp_path)
+    shards(tmp_path / "step-3")[0].unlink()
+    training = Training(seed=1)
+    manager = CheckpointManager(tmp_path, prune_on_quota=1, environ={"EZPZ_CHORES": "prune_checkpoints"})
+    assert manager.restore(training.state()) == 2
+    manager.close()
+    assert same(history[2], training.tensors())
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2", "step-3.corrupt"]
+
+
 def test_the_manifest_names_every_file_with_size_and_sum(tmp_path: Path) -> None:
     saved_run(tmp_path)
     manifest = json.loads((tmp_path / "step-3/manifest.json").read_text())
@@ -230,6 +266,7 @@ def test_a_name_that_was_never_saved_is_the_callers_mistake(tmp_path: Path) -> N
     ("call", "complaint"),
     [
         (lambda path: CheckpointManager(path, keep_last=0), "keep_last is 0"),
+        (lambda path: CheckpointManager(path, prune_on_quota=0), "prune_on_quota is 0"),
         (lambda path: CheckpointManager(path).save(-1, {"n": 1}), "step is -1"),
         (lambda path: CheckpointManager(path).save(1, {"n": 1}, meta={"x": object()}), "meta cannot be written"),
     ],

@@ -199,3 +199,16 @@ def test_the_launchers_log_is_read_at_a_failure_by_the_agent_in_slot_0_and_by_no
     assert [event["kind"] for event in cluster.events("verdict")] == ["retryable_unattributed", "walltime"]
     assert "STEP 12.1" in str(cluster.events("verdict")[1])
     cluster.assert_nothing_left()
+
+
+def test_the_life_after_a_used_up_quota_is_asked_to_make_room(cluster):
+    text = (
+        "import os\n"
+        "print('asked:', os.environ['EZPZ_CHORES'], flush=True)\n"
+        "if os.environ['EZPZ_ROUND'] == '1':\n"
+        "    raise OSError(122, os.strerror(122), '/home/u/step-3')\n"
+    )
+    cluster.start(2, script(cluster, text), nnodes="1:1", conf="warm=off")
+    assert cluster.wait(2) == 0
+    said = [cluster.text(f"rounds/{number}/0/stdout.log") for number in (1, 2)]
+    assert said == ["asked: \n", "asked: prune_checkpoints\n"]

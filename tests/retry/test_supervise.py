@@ -176,3 +176,16 @@ def test_under_nohup_the_end_of_the_terminal_is_nothing(loop: Loop):
     os.kill(process.pid, signal.SIGHUP)
     Path(loop.directory / "go").touch()
     assert process.wait(60) == 0
+
+
+def test_the_attempt_after_a_used_up_quota_is_asked_to_make_room(loop):
+    text = (
+        "import os\n"
+        "print('asked:', os.environ['EZPZ_CHORES'], flush=True)\n"
+        "if os.environ['EZPZ_ATTEMPT'] == '1':\n"
+        "    raise OSError(122, os.strerror(122), '/home/u/step-3')\n"
+    )
+    code, _, _ = loop.run(loop.script(text))
+    assert code == 0
+    assert loop.log(1).startswith(b"asked: \n")
+    assert loop.log(2) == b"asked: prune_checkpoints\n"
