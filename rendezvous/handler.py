@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
-from torch.distributed import DistError, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -33,6 +33,7 @@ from rendezvous.farewell import wait_for_the_others
 from rendezvous.lead import Decider, Means
 from rendezvous.links import Heart, RoundLink
 from rendezvous.liveness import Listener
+from rendezvous.meeting import SLICE, Meeting
 from rendezvous.membership import Phase
 from rendezvous.past import left_over
 from rendezvous.records import (
@@ -48,16 +49,15 @@ from rendezvous.records import (
     Refusal,
     Report,
     Retirement,
-    Roster,
     decode,
     decode_decision,
     decode_opening,
     encode,
 )
 from rendezvous.replay import decision_key, opening_key, refusal_key, survey
-from rendezvous.seat import NotServed, Seat, meeting_place, seat_at
+from rendezvous.seat import Seat
 from rendezvous.stores import Store, StoreGone, StoreRefused, StoreUnavailable
-from rendezvous.stores.tcpstore import StoreServer, serve_c10d
+from rendezvous.stores.tcpstore import StoreServer
 
 __all__ = ["EzpzRendezvousHandler", "JobMismatch", "Refused", "new_id"]
 
@@ -65,17 +65,11 @@ logger = logging.getLogger(__name__)
 
 _Record = TypeVar("_Record")
 
-SLICE = 0.25
-"""Seconds a wait lasts before signals are looked at again."""
-
 REFUSAL_LOOK = 2.0
 """Seconds between two looks of an agent without a slot for a word that it is not admitted, or that the job is over."""
 
 STORE_PATIENCE = 15.0
 """Seconds without a store after which an agent that joins says what it looks for."""
-
-SERVE_PATIENCE = 15.0
-"""Seconds for which slot 0's agent tries to serve the round's store: a name service may be away."""
 
 LAST_REPORT = 1 << 30
 """Number of the report with which an agent that was told to go leaves a round: above all that its watch has sent."""
@@ -146,7 +140,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self._only_serves = False
         self._heart: Heart | None = None
         self._coordinator: Coordinator | None = None
-        self._worker_server: TCPStore | None = None
+        self._meeting = Meeting(store, member.addr, self._check, self.interrupted)
         self._line: Store | None = None  # of each round's link in turn
         self._link: RoundLink | None = None
 
@@ -240,7 +234,7 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
                     self.formed = True
                     self._store.scale(len(opening.roster.members))
                 if opening.roster is not None and slot is not None:
-                    seat = self._take(opening.roster, slot)
+                    seat = self._meeting.seat(opening.roster, slot)
                     if seat is not None:
                         self.took_part = True
                         return seat
@@ -335,39 +329,6 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
     def coordination_failure(self) -> Exception | None:
         """What ended this agent's part in the coordination, if anything has; it must leave so that others can lead."""
         return self._coordinator.failure if self._coordinator is not None else None
-
-    # -- the round's own store ---------------------------------------------------------------------------------------
-
-    def _take(self, roster: Roster, slot: int) -> Seat | None:
-        """Meet the others of this round at a store of its own; ``None`` if the round ends before that."""
-        key = f"round/{roster.round}/master"
-        give_up_at = time.monotonic() + SERVE_PATIENCE
-        mine: bytes | None = None
-        while True:
-            self._check()
-            if slot == 0 and mine is None:
-                try:
-                    mine = self._serve()
-                except NotServed as error:
-                    logger.debug("%s", error)
-                    if time.monotonic() >= give_up_at:
-                        return Seat(roster, slot, self.member.addr, 0, problem=error)
-            try:
-                master = self._store.wait(key, SLICE) if mine is None else self._store.create(key, mine)
-                if master is not None:
-                    break
-                if self._store.get(decision_key(roster.round)) is not None:
-                    return None
-            except StoreUnavailable:
-                self.interrupted.wait(SLICE)
-        return seat_at(master, roster, slot, key)
-
-    def _serve(self) -> bytes:
-        try:
-            self._worker_server = serve_c10d(self.member.addr)
-        except (OSError, DistError) as error:
-            raise NotServed(f"the round's store cannot be served at {self.member.addr}: {error}") from error
-        return meeting_place(self.member.addr, self._worker_server.port)
 
     # -- what the agent says -----------------------------------------------------------------------------------------
 
@@ -504,5 +465,6 @@ class EzpzRendezvousHandler(RendezvousHandler):  # type: ignore[misc]  # torch i
         self.listener.close()
         if self._server is not None:
             self._server.close()
-        self._server = self._worker_server = None
+        self._server = None
+        self._meeting.close()
         return True

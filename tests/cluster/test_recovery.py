@@ -24,7 +24,7 @@ def resumed(cluster: Cluster, round_number: int, rank: int = 0) -> int | None:
 
 def test_a_lost_host_is_retired_and_the_spare_goes_on_in_its_slot_from_the_last_checkpoint(cluster):
     interval = 5
-    job = train(cluster, "--steps=200", f"--interval={interval}", "--seconds-per-step=0.05")
+    job = train(cluster, "--steps=100", f"--interval={interval}", "--seconds-per-step=0.05")
     for host in (2, 3):
         cluster.start(host, job)
     cluster.await_step(0)
@@ -42,7 +42,7 @@ def test_a_lost_host_is_retired_and_the_spare_goes_on_in_its_slot_from_the_last_
     assert again is not None
     assert 0 <= reached - again <= interval
     assert resumed(cluster, 2, rank=1) == again
-    assert "step=199 " in cluster.text("rounds/2/0/stdout.log")
+    assert "step=99 " in cluster.text("rounds/2/0/stdout.log")
     decision = cluster.events("decision")[0]
     assert (decision["kind"], decision["cause"], decision["lost"]) == ("bad_node_known", "host_lost", ["127.0.0.3"])
     assert cluster.outcome()["kind"] == "success"

@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from rendezvous import handler as module
+from rendezvous import meeting
 from rendezvous.handler import EzpzRendezvousHandler, new_id
 from rendezvous.liveness import Listener
 from rendezvous.records import Action, Decision, Opening, Retirement, encode
@@ -332,8 +333,8 @@ class NotServed:
     """``serve_c10d`` on a host where something is missing for a while: an address, descriptors, what torch wants."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> None:
-        self._errors, self._serve = list(errors), module.serve_c10d
-        monkeypatch.setattr(module, "serve_c10d", self.serve)
+        self._errors, self._serve = list(errors), meeting.serve_c10d
+        monkeypatch.setattr(meeting, "serve_c10d", self.serve)
 
     def serve(self, host: str) -> TCPStore:
         if self._errors:
@@ -354,7 +355,7 @@ def test_what_keeps_the_rounds_store_from_being_served_for_a_moment_delays_the_r
 
 
 def test_a_store_of_the_round_that_cannot_be_served_is_the_agents_to_report_and_the_others_go_on(running, monkeypatch):
-    monkeypatch.setattr(module, "SERVE_PATIENCE", 0.1)
+    monkeypatch.setattr(meeting, "SERVE_PATIENCE", 0.1)
     NotServed(monkeypatch, *[OSError(errno.EMFILE, "Too many open files")] * 2)
     a, b = running.add("h0"), running.add("h1")
     running.next(b)
