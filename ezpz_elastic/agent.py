@@ -246,8 +246,9 @@ class EzpzElasticAgent(LocalElasticAgent):  # type: ignore[misc]  # torch is not
         group.master_addr, group.master_port = seat.master_addr, seat.master_port
         # torch counts restarts down from the budget; the round number is that count for the whole job.
         self._remaining_restarts = spec.max_restarts - (roster.round - 1)
-        before = self._handler.decision
-        self._logs.round, self._logs.chores = roster.round, chores(before) if before is not None else ()
+        self._logs.round, before = roster.round, self._handler.decision
+        if before is not None:  # else it is what an outer loop has asked of us
+            self._logs.chores = chores(before)
         with self._span("spawn"):
             for local_rank, pid in self._start_workers(group).items():
                 group.workers[local_rank].id = pid

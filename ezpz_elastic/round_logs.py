@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
         super().__init__(str(run_dir), chosen._redirects, chosen._tee, chosen._local_ranks_filter)
         self._run_dir, self._scratch, self._tag, self._console = run_dir.absolute(), scratch, tag, console
         self.round = 1
-        self.chores: Sequence[str] = ()
+        self.chores: Sequence[str] | None = None
         self.prefix_template: str | None = None
         self.torch_tees = False
         self.hand_over = False
@@ -87,7 +88,7 @@ class RoundLogs(LogsSpecs):  # type: ignore[misc]  # torch is not followed by my
                     "TORCHELASTIC_ERROR_FILE": str(files.error),
                     "EZPZ_RUN_DIR": str(self._run_dir),
                     "EZPZ_ROUND": str(self.round),
-                    "EZPZ_CHORES": ",".join(self.chores),
+                    "EZPZ_CHORES": os.environ.get("EZPZ_CHORES", "") if self.chores is None else ",".join(self.chores),
                     "EZPZ_EVENTS_FILE": str(files.events),
                     progress.PROGRESS_FILE: str(files.progress),
                     STACKS_FILE: str(files.stacks),

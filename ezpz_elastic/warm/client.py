@@ -172,22 +172,24 @@ class WarmServer:
         self._link.settimeout(ANSWER)
         self._one_at_a_time = threading.Lock()
         self.was_ready = False
-        with theirs, _empty(scratch / "imports.out") as out, _empty(scratch / "imports.err") as err:
-            self._process: subprocess.Popen[bytes] | Grandchild
+        self._process: subprocess.Popen[bytes] | Grandchild
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._link.close)
+            with theirs, _empty(scratch / "imports.out") as out, _empty(scratch / "imports.err") as err:
+                if parent is not None:
+                    parent._branch(theirs.fileno(), out.fileno(), err.fileno())
+                else:
+                    self._process = subprocess.Popen(
+                        [python, "-u", program.__file__, str(theirs.fileno()), *words],
+                        stdout=out,
+                        stderr=err,
+                        pass_fds=[theirs.fileno()],
+                        start_new_session=True,
+                        env={**os.environ, TAG: tag},
+                    )
             if parent is not None:
-                with contextlib.ExitStack() as undo:
-                    undo.callback(self._link.close)
-                    self._process = parent._branch(theirs.fileno(), out.fileno(), err.fileno())
-                    undo.pop_all()
-            else:
-                self._process = subprocess.Popen(
-                    [python, "-u", program.__file__, str(theirs.fileno()), *words],
-                    stdout=out,
-                    stderr=err,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                    env={**os.environ, TAG: tag},
-                )
+                self._process = Grandchild(int(self._receive()["pid"]))
+            undo.pop_all()
         self.pid = self._process.pid
         with contextlib.suppress(ServerGone):  # one that could not even start: ``ready`` tells
             self._send({"modules": list(modules), "tree": self._tree})
@@ -255,16 +257,19 @@ class WarmServer:
             job = {"words": list(words), "env": env, "cwd": str(Path.cwd())}
             files = {"record": record and str(record), "group": group and str(group)}
             pid = self._fork(job | files, theirs, stdout, stderr)
-        except BaseException:
+        except BaseException as error:
             os.close(mine)
+            if isinstance(error, ServerGone):  # what it answers later would be taken for an answer to something else
+                self.close()
             raise
         finally:
             os.close(theirs)
         return Forked(pid, mine)
 
-    def _branch(self, link: int, stdout: int, stderr: int) -> Grandchild:
-        with Path(os.devnull).open("wb") as teller:  # its own link tells of its end
-            return Grandchild(self._fork({}, teller.fileno(), stdout, stderr, link))
+    def _branch(self, link: int, stdout: int, stderr: int) -> None:
+        """Have another server forked. It answers, not this one, which may have workers and must not fail for it."""
+        with self._one_at_a_time, Path(os.devnull).open("wb") as teller:  # its own link tells of its end
+            self._send({}, teller.fileno(), stdout, stderr, link)
 
     def _fork(self, job: dict[str, Any], *descriptors: int) -> int:
         with self._one_at_a_time:  # a round may begin while somebody branches off
@@ -307,11 +312,9 @@ class WarmServer:
         return data
 
     def _lost(self, error: OSError) -> ServerGone:
-        """One that does not answer is ended: its answer would be taken for that to another question."""
-        if not isinstance(error, TimeoutError):
-            return ServerGone(f"the fork server has ended: {error}")
-        self.close()
-        return ServerGone(f"the fork server does not answer within {ANSWER:g} s")
+        if isinstance(error, TimeoutError):
+            return ServerGone(f"the fork server does not answer within {ANSWER:g} s")
+        return ServerGone(f"the fork server has ended: {error}")
 
 
 def _empty(path: Path) -> BinaryIO:

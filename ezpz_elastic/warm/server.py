@@ -292,6 +292,11 @@ class Server:
         self._tellers: dict[int, tuple[int, int]] = {}  # pid: its pidfd, and where to tell of its end
         self._inherited = self.said = said  # by the imports; the streams are others in a worker
 
+    def introduce(self) -> None:
+        """Tell the agent who its new server is."""
+        with contextlib.suppress(OSError):  # it is gone: the next thing that this server learns
+            send(self._link, {"pid": os.getpid()})
+
     def serve(self) -> dict[str, Any]:
         """Until the agent is gone. Returns only in a fork: what it has to become, a worker or another server."""
         while True:
@@ -314,9 +319,10 @@ class Server:
         try:
             pid = os.fork()
         except OSError as error:
-            send(self._link, {"error": str(error), "errno": error.errno})
             for descriptor in descriptors:
                 os.close(descriptor)
+            if job:
+                send(self._link, {"error": str(error), "errno": error.errno})
             return None
         if pid == 0:
             self._detach(*descriptors[:3])
@@ -328,7 +334,8 @@ class Server:
         watch = os.pidfd_open(pid)
         self._tellers[pid] = watch, teller
         self._selector.register(watch, selectors.EVENT_READ, pid)
-        send(self._link, {"pid": pid})
+        if job:  # a server answers for itself
+            send(self._link, {"pid": pid})
         return None
 
     def warm(self, order: dict[str, Any]) -> None:
@@ -423,12 +430,13 @@ def main() -> None:
     """Import, serve, and in each worker be the script."""
     if not safe_path():
         sys.path.insert(0, first_path(sys.argv[2:]))
-    job: dict[str, Any] = {"link": [int(sys.argv[1])]}
-    said: dict[int, bytes] = {}
+    server = Server(int(sys.argv[1]), {})
+    job = server.serve()
     while job["link"]:
-        server = Server(job["link"][0], said)
-        job, said = server.serve(), server.said
-    settle_in(job, said)
+        server = Server(job["link"][0], server.said)
+        server.introduce()
+        job = server.serve()
+    settle_in(job, server.said)
     become(job["words"])
 
 

@@ -208,7 +208,7 @@ def test_the_life_after_a_used_up_quota_is_asked_to_make_room(cluster):
         "if os.environ['EZPZ_ROUND'] == '1':\n"
         "    raise OSError(122, os.strerror(122), '/home/u/step-3')\n"
     )
-    cluster.start(2, script(cluster, text), nnodes="1:1", conf="warm=off")
+    cluster.start(2, script(cluster, text), nnodes="1:1", conf="warm=off", env={"EZPZ_CHORES": "of_an_outer_loop"})
     assert cluster.wait(2) == 0
     said = [cluster.text(f"rounds/{number}/0/stdout.log") for number in (1, 2)]
-    assert said == ["asked: \n", "asked: prune_checkpoints\n"]
+    assert said == ["asked: of_an_outer_loop\n", "asked: prune_checkpoints\n"]

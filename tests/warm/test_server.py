@@ -276,6 +276,24 @@ def test_a_branch_that_is_killed_is_gone_and_its_parent_is_as_good(place):
         WarmServer(sys.executable, ["program/script.py"], [], "tag", place, first)
 
 
+def test_a_server_that_stands_still_when_another_is_to_be_forked_keeps_its_workers(place, monkeypatch):
+    monkeypatch.setattr(client_module, "ANSWER", 0.5)
+    first = WarmServer(sys.executable, ["program/script.py"], [], "tag", place)
+    assert first.ready(20)
+    worker, _ = run(first, place)
+    os.kill(first.pid, signal.SIGSTOP)
+    with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
+        WarmServer(sys.executable, ["program/script.py"], [], "tag", place, first)
+    os.kill(first.pid, signal.SIGCONT)
+    after, _ = run(first, place)
+    assert psutil.Process(after.pid).ppid() == first.pid
+    for one in (worker, after):
+        os.kill(one.pid, signal.SIGKILL)
+        assert one.wait(10).status == signal.SIGKILL
+    await_true(lambda: not psutil.Process(first.pid).children())  # the server that came too late has found nobody
+    first.close()
+
+
 def test_a_server_that_stands_still_is_ended_and_the_next_one_serves(place, workers, monkeypatch):
     monkeypatch.setattr(client_module, "ANSWER", 0.5)
     kept = workers()
