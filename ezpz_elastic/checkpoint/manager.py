@@ -334,13 +334,14 @@ class CheckpointManager:
 
     def _prune(self, keep_last: int, keep_every: int | None = None) -> None:
         try:
+            self._owner.check()
             found = self._inspect()
             good = [state.step for state in found if state.kind is StepKind.WHOLE]
             for step in doomed([s.step for s in found], good, keep_last, keep_every):
                 self._trash.put(layout.step_path(self.directory, step))
             for _, path in layout.quarantined(self.directory)[KEEP_QUARANTINED:]:
                 self._trash.put(path)
-        except OSError as error:  # nothing is lost by it; the next save prunes again
+        except (OSError, Superseded) as error:  # nothing is lost by it; the next save prunes again
             _log.warning("old steps in %s were not removed: %s", self.directory, error)
 
     def _choose(self, peers: Peers, rejected: list[tuple[str, str]]) -> StepState | None:

@@ -18,6 +18,7 @@ import xxhash
 from checkpoint.training import Training, flip_byte, same, shards
 
 from ezpz_elastic.checkpoint import CheckpointManager, NoUsableCheckpoint, SaveFailed, Superseded
+from ezpz_elastic.checkpoint import manager as manager_module
 from ezpz_elastic.errors import UsageError
 from ezpz_elastic.observe import progress
 
@@ -104,6 +105,24 @@ def test_old_steps_go_where_a_quota_is_used_up_and_that_is_allowed(
     assert following.restore(training.state()) == 6
     following.close()
     assert sorted(int(path.name[5:]) for path in tmp_path.glob("step-*")) == left
+
+
+def test_a_life_that_is_over_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path)
+    current = [True]
+    environ = {"EZPZ_CHORES": "prune_checkpoints"}
+    manager = CheckpointManager(tmp_path, prune_on_quota=1, fence=lambda: current[0], environ=environ)
+
+    loaded = manager_module.load_step
+
+    def overtaken(*arguments: object) -> None:
+        loaded(*arguments)
+        current[0] = False
+
+    monkeypatch.setattr(manager_module, "load_step", overtaken)
+    assert manager.restore(Training(seed=1).state()) == 3
+    manager.close()
+    assert len(list(tmp_path.glob("step-*"))) == 3
 
 
 def test_a_quota_costs_no_step_before_another_one_is_restored(tmp_path: Path) -> None:
