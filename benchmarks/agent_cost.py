@@ -3,8 +3,9 @@
     python benchmarks/agent_cost.py [--workers 8] [--seconds 30] [--restarts 0] [--updates 0] [--pace 0.02] [--check]
 
 The workers make a step every ``--pace`` seconds and tell it by ``progress``. CPU is what the kernel has counted for the
-agent's process and its guard over ``--seconds``; memory is the agent's private memory (what nobody shares with it)
-beside that of a process that has only imported torch.
+agent's process and its guard over ``--seconds``; memory is what the agent has written and nobody shares with it
+(of the libraries' files it holds as much as torch does, however many processes look at them), beside that of a process
+that has only imported torch.
 
 Growth: ``--restarts N`` kills a worker N times first, ``--updates N`` waits until every worker has told N steps in one
 life; memory, descriptors and threads are printed ten times on the way. With ``--check`` the exit code is 1 if there are
@@ -47,17 +48,17 @@ GROWTH = 4.0
 class State(NamedTuple):
     """What an agent holds."""
 
-    private: float  # MiB
+    written: float  # MiB
     descriptors: int
     threads: int
 
     def __str__(self) -> str:
-        return f"{self.private:6.1f} MiB private, {self.descriptors} descriptors, {self.threads} threads"
+        return f"{self.written:6.1f} MiB of its own, {self.descriptors} descriptors, {self.threads} threads"
 
 
-def private(process: psutil.Process) -> float:
-    """MiB that only this process holds."""
-    return float(process.memory_full_info().uss) / 2**20
+def written(process: psutil.Process) -> float:
+    """MiB that this process has written."""
+    return float(sum(part.private_dirty for part in process.memory_maps())) / 2**20
 
 
 def only_torch() -> float:
@@ -65,7 +66,7 @@ def only_torch() -> float:
     with subprocess.Popen([sys.executable, "-c", ONLY_TORCH], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        found = private(psutil.Process(child.pid))
+        found = written(psutil.Process(child.pid))
         child.kill()
     return found
 
@@ -105,7 +106,7 @@ class Job:
 
     def state(self) -> State:
         """Memory, files and threads."""
-        return State(private(self.agent), self.agent.num_fds(), self.agent.num_threads())
+        return State(written(self.agent), self.agent.num_fds(), self.agent.num_threads())
 
     def end(self) -> None:
         self.agent.send_signal(signal.SIGTERM)
@@ -128,7 +129,7 @@ def restart(job: Job, restarts: int) -> list[State]:
 def grown(found: list[State]) -> bool:
     """Whether an agent holds more and more; an allocator keeps some MiB now and then: the least of each half counts."""
     early, late = found[: max(1, len(found) // 2)], found[len(found) // 2 :]
-    more = min(state.private for state in late) - min(state.private for state in early) > GROWTH
+    more = min(state.written for state in late) - min(state.written for state in early) > GROWTH
     last = found[-1]
     return more or any(last.descriptors > one.descriptors or last.threads > one.threads for one in early)
 
@@ -164,7 +165,7 @@ def main() -> None:
         if options.seconds:
             print(f"CPU:             {spent / options.seconds:.2%} of a core over {options.seconds:.0f} s")
         print(f"at last:         {job.state()}")
-        print(f"torch alone:     {only_torch():.1f} MiB private")
+        print(f"torch alone:     {only_torch():.1f} MiB of its own")
     finally:
         job.end()
         shutil.rmtree(scratch, ignore_errors=True)
