@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -58,6 +59,16 @@ def test_where_it_is_off_the_agent_itself_starts_the_workers(cluster, conf, scri
     cluster.assert_nothing_left()
 
 
+def servers(agent: int, workers: set[int]) -> list[str]:
+    """The states of an agent's servers: what runs the job and is no worker. What it has just started may be gone."""
+    found = []
+    for process in psutil.Process(agent).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.cmdline()[4:] == ["job.py"] and process.pid not in workers:
+                found.append(process.status())
+    return found
+
+
 def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster):
     (cluster.directory / "job.py").write_text(
         "import sys, time\nprint('colorsys' in sys.modules, 'near' in sys.modules, flush=True)\n"
@@ -69,12 +80,8 @@ def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster
     cluster.await_step(1)
     first = parents(cluster)
     assert first != {agent.pid}
-    family = lambda: psutil.Process(agent.pid).children(recursive=True)  # noqa: E731
-    servers = lambda: {c.pid for c in family() if "server.py" in c.cmdline()[2]} - set(cluster.workers(2, 1))  # noqa: E731
-    cluster.await_true(lambda: len(servers()) == 2, "a second server")
-    cluster.await_true(
-        lambda: all(psutil.Process(pid).status() == psutil.STATUS_SLEEPING for pid in servers()), "that it is ready"
-    )
+    asleep = lambda: servers(agent.pid, set(cluster.workers(2, 1))) == [psutil.STATUS_SLEEPING] * 2  # noqa: E731
+    cluster.await_true(asleep, "a second server that is ready")
     os.kill(cluster.worker(2, 1), signal.SIGKILL)
     cluster.await_step(1, 2)
     if cluster.text("rounds/2/0/stdout.log").startswith("False"):  # it was not ready yet; the next life has it
