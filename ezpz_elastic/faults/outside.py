@@ -23,12 +23,15 @@ def kill_all(targets: Targets) -> Harm:
 
 
 def stop_all(targets: Targets) -> Harm:
-    """SIGSTOP to all targets; seen when the kernel says that each is stopped."""
+    """SIGSTOP to all targets; seen when the kernel says that each is stopped.
+
+    The signal is delivered to one thread, and until that one is next on a CPU the others go on working.
+    """
     began = time.monotonic()
     for pid in targets.pids:
         os.kill(pid, signal.SIGSTOP)
-    stopped = _await(lambda: all(_state(pid) == "T" for pid in targets.pids))
-    seen = tuple(sorted(pid for pid in targets.pids if _state(pid) == "T"))
+    stopped = _await(lambda: all(map(_stands, targets.pids)))
+    seen = tuple(sorted(filter(_stands, targets.pids)))
     return Harm(seen, stopped and bool(seen), round(time.monotonic() - began, 6))
 
 
@@ -55,9 +58,10 @@ def _await(so: Callable[[], bool]) -> bool:
     return True
 
 
-def _state(pid: int) -> str:
-    """A process's state letter; empty if it is gone."""
+def _stands(pid: int) -> bool:
+    """Whether every thread of a process is stopped; not so if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        threads = [path.read_bytes() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:
-        return ""
+        return False
+    return bool(threads) and all(told.rpartition(b")")[2].split()[0] == b"T" for told in threads)

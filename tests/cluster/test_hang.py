@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import psutil
 from support.cluster import JOBS, Cluster
+from support.frozen import halt
 
 PACE = str(JOBS / "pace.py")
 
@@ -45,8 +45,7 @@ def test_a_stopped_process_among_four_ranks_is_a_hang_with_that_rank_named(clust
         cluster.start(host, [PACE], nproc=2, conf="hang_timeout=3")
     cluster.await_step(10)
     victim = cluster.worker(3, 1, 1)
-    os.kill(victim, signal.SIGSTOP)
-    cluster.await_true(lambda: psutil.Process(victim).status() == psutil.STATUS_STOPPED, "that it stops", 5)
+    halt(victim)
     assert_named(cluster, 3)
     assert "state T" in cluster.text("rounds/1/3/stacks.txt")
     cluster.await_true(lambda: not psutil.pid_exists(victim), "the stopped process ends without the grace period", 10)

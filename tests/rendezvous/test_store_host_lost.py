@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cluster import Cluster
+from support.frozen import halt
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_an_agent_that_is_told_to_go_while_the_one_that_serves_the_store_is_froz
         cluster.start(host, ["--no-python", "sleep", "600"])
     cluster.await_true(lambda: cluster.workers(2, 1) and cluster.workers(3, 1), "both hosts' workers")
     serving = psutil.Process(cluster.agents[2].pid)
-    serving.suspend()
+    halt(serving.pid)
     try:
         cluster.agents[3].send_signal(signal.SIGTERM)
         assert cluster.wait(3) == 128 + signal.SIGTERM

@@ -16,6 +16,7 @@ from rendezvous.stores import StoreUnavailable
 from rendezvous.stores.etcd import EtcdStore
 from rendezvous.stores.etcd_client import Credentials, EtcdClient, Login
 from support.cluster import free_port
+from support.frozen import halt
 
 ROOT, USER = ("root", "the-root-word"), ("ezpz", "the-pass-word")
 
@@ -106,6 +107,9 @@ class Etcd:
         """Kill, stop or continue a member."""
         process = self.processes[member]
         assert process is not None
+        if signum == signal.SIGSTOP:
+            halt(process.pid)
+            return
         process.send_signal(signum)
         if signum == signal.SIGKILL:
             process.wait(10)

@@ -1,4 +1,4 @@
-"""An embedded store in a process of its own that can be stopped, as the tests of silent servers need it."""
+"""Processes that stand still, and an embedded store in one, as the tests of silent servers need them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from contextlib import contextmanager
 
 import psutil
 
+from ezpz_elastic.faults.outside import stop_all
+from ezpz_elastic.faults.scene import Targets
 from rendezvous.stores import StoreUnavailable
 from rendezvous.stores.tcpstore import TcpStore
 
-__all__ = ["ServerProcess", "server_process"]
+__all__ = ["ServerProcess", "halt", "server_process"]
 
 _SERVE = """
 import sys
@@ -23,6 +25,11 @@ server = StoreServer(sys.argv[1], 0, "run")
 print(server.port, flush=True)
 sys.stdin.read()
 """
+
+
+def halt(pid: int) -> None:
+    """SIGSTOP to a process; when this returns, none of its threads does anything any more."""
+    assert stop_all(Targets({pid: "to stand still"})).landed, "the fault did not happen"
 
 
 class ServerProcess:
@@ -49,7 +56,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """From here on it does nothing; the kernel goes on to take what is sent to it."""
-        self._process.send_signal(signal.SIGSTOP)
+        halt(self._process.pid)
 
     def is_stopped(self) -> bool:
         return psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.fake_store import FakeStore, World
+from support.frozen import halt
 
 from ezpz_elastic.warm import client as client_module
 from ezpz_elastic.warm import keeper as keeper_module
@@ -221,7 +222,7 @@ def test_where_the_successor_is_killed_its_replacement_serves_all_later_rounds(p
 def test_a_server_that_no_signal_ends_is_left_alone(place, monkeypatch):
     server = WarmServer(sys.executable, ["program/script.py"], [], "tag-of-a-test", place)
     assert server.ready(20)
-    os.kill(server.pid, signal.SIGSTOP)  # or it would end with its agent's socket
+    halt(server.pid)  # or it would end with its agent's socket
     monkeypatch.setattr(client_module, "KILL_PATIENCE", 0.1)
     with monkeypatch.context() as patched:
         patched.setattr(server._process, "send_signal", lambda signum: None)
@@ -281,7 +282,7 @@ def test_a_server_that_stands_still_when_another_is_to_be_forked_keeps_its_worke
     first = WarmServer(sys.executable, ["program/script.py"], [], "tag", place)
     assert first.ready(20)
     worker, _ = run(first, place)
-    os.kill(first.pid, signal.SIGSTOP)
+    halt(first.pid)
     with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
         WarmServer(sys.executable, ["program/script.py"], [], "tag", place, first)
     os.kill(first.pid, signal.SIGCONT)
@@ -298,7 +299,7 @@ def test_a_server_that_stands_still_is_ended_and_the_next_one_serves(place, work
     monkeypatch.setattr(client_module, "ANSWER", 0.5)
     kept = workers()
     stopped = kept.server(never)
-    os.kill(stopped.pid, signal.SIGSTOP)
+    halt(stopped.pid)
     with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
         run(stopped, place)
     following = kept.server(never)
