@@ -151,9 +151,10 @@ class WarmServer:
         tag: the agent's tag.
         scratch: a directory for what the imports print.
         parent: a server of the same words that is ready; this one is forked from it and has its modules at once.
+        give_up: looked at four times a second while the parent has not forked yet.
 
     Raises:
-        ServerGone: the parent has ended.
+        ServerGone: the parent has ended, or does not fork.
         OSError: there can be no such process.
     """
 
@@ -165,6 +166,7 @@ class WarmServer:
         tag: str,
         scratch: Path,
         parent: WarmServer | None = None,
+        give_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.modules = tuple(modules)
         self._tree = _tree(words)
@@ -188,6 +190,8 @@ class WarmServer:
                         env={**os.environ, TAG: tag},
                     )
             if parent is not None:
+                if not self._heard(ANSWER, give_up):
+                    raise ServerGone(_silent())
                 self._process = Grandchild(int(self._receive()["pid"]))
             undo.pop_all()
         self.pid = self._process.pid
@@ -216,19 +220,12 @@ class WarmServer:
         """
         if self._process.poll() is not None or self._link.fileno() < 0:
             raise ServerGone(f"the fork server has ended with {self._process.returncode}")
-        deadline = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._link, selectors.EVENT_READ)
-            while not self.was_ready:
-                left = deadline - time.monotonic()
-                if selector.select(max(0.0, min(left, 0.25))):
-                    message = self._receive()
-                    if "unfit" in message:
-                        raise Unfit(message["unfit"])
-                    self.was_ready = True
-                elif left <= 0 or give_up():
-                    return False
-        return True
+        if not self.was_ready and self._heard(timeout, give_up):
+            message = self._receive()
+            if "unfit" in message:
+                raise Unfit(message["unfit"])
+            self.was_ready = True
+        return self.was_ready
 
     def fork(
         self,
@@ -295,6 +292,16 @@ class WarmServer:
         except OSError as error:
             raise self._lost(error) from error
 
+    def _heard(self, timeout: float, give_up: Callable[[], bool]) -> bool:
+        """Whether it says something, or ends, within ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._link, selectors.EVENT_READ)
+            while not selector.select(max(0.0, min(left := deadline - time.monotonic(), 0.25))):
+                if left <= 0 or give_up():
+                    return False
+        return True
+
     def _receive(self) -> dict[str, Any]:
         size = _LENGTH.unpack(self._exactly(_LENGTH.size))[0]
         return msgspec.json.decode(self._exactly(size), type=dict[str, Any])
@@ -313,8 +320,12 @@ class WarmServer:
 
     def _lost(self, error: OSError) -> ServerGone:
         if isinstance(error, TimeoutError):
-            return ServerGone(f"the fork server does not answer within {ANSWER:g} s")
+            return ServerGone(_silent())
         return ServerGone(f"the fork server has ended: {error}")
+
+
+def _silent() -> str:
+    return f"the fork server does not answer within {ANSWER:g} s"
 
 
 def _empty(path: Path) -> BinaryIO:

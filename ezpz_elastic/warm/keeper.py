@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,6 +29,10 @@ ALWAYS = ("torch",)
 
 PATIENCE = 300.0
 """Seconds a server may take to import; the libraries of a large job may come from a slow file system."""
+
+BIRTH = 2.0
+"""Seconds that a stop waits for a server which is being started, so as not to take it for something the workers have
+left. To fork takes milliseconds; a server that stands still never does, and must not hold up a stop."""
 
 STEP_LOOK = 0.25
 """Seconds between two looks for the first step of the life that is being learned from."""
@@ -73,7 +78,7 @@ class WarmWorkers:
         self._modules, self._tag, self._scratch = [*ALWAYS, *more], tag, scratch
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._pids = set[int]()
+        self._pids, self._born_by = frozenset[int](), 0.0
         self._first: WarmServer | None = self._serve(self._modules)
         self._successor: WarmServer | None = None
         self._learner: threading.Thread | None = None
@@ -83,15 +88,17 @@ class WarmWorkers:
         self._used = False  # workers come from the first server: what it must not do any more is import
 
     def _serve(self, modules: Sequence[str], parent: WarmServer | None = None) -> WarmServer:
+        give_up = self._stopping.is_set
         with self._lock:
-            server = WarmServer(self._python, self._words, modules, self._tag, self._scratch, parent)
-            self._pids.add(server.pid)
+            self._born_by = time.monotonic() + BIRTH
+            server = WarmServer(self._python, self._words, modules, self._tag, self._scratch, parent, give_up)
+            self._pids |= {server.pid}
         return server
 
     def _end(self, server: WarmServer) -> None:
         server.close()
         with self._lock:
-            self._pids.discard(server.pid)
+            self._pids -= {server.pid}
 
     @property
     def _record(self) -> Path:
@@ -135,8 +142,9 @@ class WarmWorkers:
 
     def pids(self) -> set[int]:
         """Processes that are servers: the workers' end is not theirs."""
-        with self._lock:
-            return set(self._pids)
+        if self._lock.acquire(timeout=max(0.0, self._born_by - time.monotonic())):
+            self._lock.release()
+        return set(self._pids)
 
     # -- learning ----------------------------------------------------------------------------------------------------
 

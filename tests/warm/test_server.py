@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -307,6 +308,31 @@ def test_a_server_that_stands_still_is_ended_and_the_next_one_serves(place, work
     worker, _ = run(following, place)
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait(10)
+
+
+def test_a_server_that_stands_still_when_another_is_to_be_forked_holds_up_no_stop(place, workers, monkeypatch):
+    monkeypatch.setattr(client_module, "ANSWER", 600.0)
+    monkeypatch.setattr(keeper_module, "BIRTH", 0.1)
+    store, kept = FakeStore(World()), workers()
+    first = kept.server(never)
+    halt(first.pid)
+    store.create(KEY, b'["colorsys"]')
+    kept.learn(store)
+    await_true(kept._lock.locked)
+    told: list[set[int]] = []
+
+    def stop() -> None:
+        told.append(kept.pids())
+        kept.close()
+
+    stopping = threading.Thread(target=stop, daemon=True)
+    stopping.start()
+    await_true(lambda: told)
+    assert psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the fault did not happen"
+    assert told == [{first.pid}]
+    stopping.join(60)
+    assert not stopping.is_alive()
+    assert not psutil.pid_exists(first.pid)
 
 
 def test_a_server_that_cannot_start_is_said_to_be_gone(place):
