@@ -47,6 +47,7 @@ class Cluster:
         self.mark = uuid.uuid4().hex
         self.endpoint = f"127.0.0.{first}:{free_port(f'127.0.0.{first}')}"
         self.agents: dict[int, subprocess.Popen[bytes] | Program] = {}
+        self._sessions = set[int]()  # of those that were forked
         self.shared_before = set(Path("/dev/shm").iterdir())
 
     @staticmethod
@@ -95,7 +96,8 @@ class Cluster:
                     env=whole,
                 )
             else:
-                self.agents[host] = fork(arguments, self.directory, whole, log)
+                self.agents[host] = agent = fork(arguments, self.directory, whole, log)
+                self._sessions.add(agent.pid)
         return self.agents[host]
 
     def output(self, host: int) -> str:
@@ -172,8 +174,7 @@ class Cluster:
 
     def alive(self) -> list[str]:
         """Command lines of everything this cluster started that is still there."""
-        forked = [agent.pid for agent in self.agents.values() if isinstance(agent, Program) and agent.poll() is None]
-        return [*(f"{pid} agent" for pid in forked), *told(self.mark)]
+        return told(self.mark, self._sessions)
 
     def assert_nothing_left(self) -> None:
         """No process, no port, no shared memory."""
@@ -191,6 +192,6 @@ class Cluster:
         """End whatever a failed test has left running."""
         for agent in self.agents.values():
             agent.kill()
-        end(self.mark)
+        end(self.mark, self._sessions)
         for agent in self.agents.values():
             agent.wait()

@@ -1,8 +1,12 @@
-"""Finds everything that a test has started, wherever it has moved to: by a mark that processes inherit."""
+"""Finds everything that a test has started, wherever it has moved to: by a mark that processes inherit.
+
+What was forked and has executed nothing since shows the environment of whoever began; it is found by its session.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator
 
 import psutil
 
@@ -12,20 +16,21 @@ MARK = "EZPZ_TEST_MARK"
 """Environment variable that carries a test's mark."""
 
 
-def marked(mark: str) -> Iterator[psutil.Process]:
-    """All living processes with this mark."""
+def marked(mark: str, sessions: Collection[int] = ()) -> Iterator[psutil.Process]:
+    """All living processes with this mark or of one of these sessions."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            ours = process.environ().get(MARK) == mark or os.getsid(process.pid) in sessions
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, ProcessLookupError):
             continue
 
 
-def told(mark: str) -> list[str]:
+def told(mark: str, sessions: Collection[int] = ()) -> list[str]:
     """Their pids and command lines."""
     found = []
-    for process in marked(mark):
+    for process in marked(mark, sessions):
         try:
             found.append(f"{process.pid} {' '.join(process.cmdline())}")
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -33,9 +38,9 @@ def told(mark: str) -> list[str]:
     return found
 
 
-def end(mark: str) -> None:
+def end(mark: str, sessions: Collection[int] = ()) -> None:
     """SIGKILL to all of them."""
-    for process in marked(mark):
+    for process in marked(mark, sessions):
         try:
             process.kill()
         except psutil.NoSuchProcess:
