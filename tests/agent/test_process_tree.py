@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.marked import lives
 
 from ezpz_elastic import guard, process_tree
 from ezpz_elastic.process_tree import Family, Guard, stop_all
@@ -67,7 +68,7 @@ def test_a_child_without_the_tag_is_known_by_the_session_even_if_its_worker_is_g
     family.leaders = {pid}
     assert family.find() == [started.child.pid]
     assert stop_all(family, signal.SIGTERM, 10) == []
-    assert not psutil.pid_exists(started.child.pid) or started.child.status() == psutil.STATUS_ZOMBIE
+    assert not lives(started.child.pid)
 
 
 @pytest.mark.parametrize("guard_is_killed_before", [False, True])

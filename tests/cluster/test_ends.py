@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.cluster import JOBS, Cluster, Event
+from support.marked import lives
 
 from ezpz_elastic.worker_groups import WorkerGroups
 
@@ -141,7 +142,7 @@ def test_a_process_that_drops_its_environment_and_session_is_ended_by_its_contro
     else:
         cluster.agents[2].send_signal(signal.SIGKILL)
         cluster.wait(2)
-    cluster.await_true(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its end", 15)
+    cluster.await_true(lambda: not lives(child.pid), "its end", 15)
     cluster.assert_nothing_left()
 
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from support.etcd import binary
 from support.frozen import server_process
+from support.marked import lives
 from support.network import LEASE, Network, ip, running_network, why_not
 
 WHY_NOT = why_not()
@@ -31,7 +31,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 
 def alive(pids: list[int]) -> bool:
-    return any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    return any(map(lives, pids))
 
 
 @pytest.mark.parametrize("way", ["both ways", "one way"])

@@ -10,10 +10,18 @@ from collections.abc import Collection, Iterator
 
 import psutil
 
-__all__ = ["MARK", "end", "marked", "told"]
+__all__ = ["MARK", "end", "lives", "marked", "told"]
 
 MARK = "EZPZ_TEST_MARK"
 """Environment variable that carries a test's mark."""
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def marked(mark: str, sessions: Collection[int] = ()) -> Iterator[psutil.Process]:
