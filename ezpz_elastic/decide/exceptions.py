@@ -151,6 +151,7 @@ _MESSAGES: tuple[tuple[re.Pattern[str], Cause, Certainty, str], ...] = tuple(
         ),
         (
             r"can't start new thread|process pool was terminated abruptly"
+            r"|the actor (?:died|is dead|is temporarily unavailable)|worker (?:died or was killed|crashed unexpectedly)"
             r"|dataloader worker \(pid.{0,40} (?:exited unexpectedly|is killed by signal)",
             Cause.WORKER_EXIT,
             Certainty.LIKELY,

@@ -32,6 +32,9 @@ _ANNOUNCE = frozenset({"launcher.idle-watchdog", "launcher.kill-notice"})
 _CLEAN_WITH_NINE = frozenset({"slurm", "hydra", "openmpi", "launcher", "lsf"})
 """Launchers that kill what is left of a job with signal 9 when a rank ended; PALS does not."""
 _TEARDOWN = frozenset({"slurm.teardown", "slurm.step-cancelled"})
+_ABORT = "abort"
+_ABORTS = frozenset({"openmpi.mpi-abort", "hydra.mpi-abort"})
+"""A rank that ends the whole job by itself: its launcher kills the others, and tells of the first that it sees die."""
 _RAISED = re.compile(r"(?:Error|Exception): ").search
 _NO_ANSWER = frozenset({"nodes.declared-down", "slurm.not-responding", "cloud.node-not-ready"})
 _GIVEN_UP = re.compile(r"\b(?:down|dead|lost)\b", re.I).search
@@ -133,9 +136,12 @@ def _cleaned_up(findings: Sequence[Finding]) -> set[int]:
             first.setdefault((item.source, emitter), item.order)
         if not item.primary or emitter not in _CLEAN_WITH_NINE:
             continue
-        doubtful = item.cause is Cause.HOST_LOST and item.code == 9 and item.certainty is Certainty.DOUBTFUL
+        died = item.cause is Cause.HOST_LOST and item.code == 9
+        doubtful = died and (item.certainty is Certainty.DOUBTFUL or (item.source, _ABORT) in first)
         if item.cause is Cause.WORKER_EXIT:
             first.setdefault((item.source, emitter), item.order)
+            if item.signature in _ABORTS:
+                first.setdefault((item.source, _ABORT), item.order)
         elif (doubtful or item.cause is Cause.WORKER_KILLED) and (item.source, emitter) in first:
             killed.add(id(item))
     return killed

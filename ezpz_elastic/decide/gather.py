@@ -46,6 +46,17 @@ _TASK_LIMIT = 4096
 _DAY_S = 86400.0
 _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
+_STATUSES = frozenset(
+    {
+        "pals.rank-exit",
+        "slurm.task-exit",
+        "openmpi.exit-code",
+        "hydra.mpi-abort",
+        "torch.elastic-failed",
+        "torch.elastic-banner-exit",
+    }
+)
+"""Signatures whose number is what a program ended with: a small one is never a signal's, as it may be in Hydra's."""
 _EXCEPTIONS = frozenset({"python.exception", "torch.elastic-banner-exception"})
 _EXCEPTION_LINE = re.compile(
     r"(?:^|[\s:\]|>)]|\^C)(Exception|StopIteration|SystemExit"
@@ -264,9 +275,10 @@ def _refine(match: LogMatch, finding: Finding) -> Finding:
     if match.cause is Cause.WORKER_EXIT and match.role is not Role.BENIGN and match.code is not None:
         if match.code == 0:
             return msgspec.structs.replace(finding, role=Role.BENIGN)
-        if match.code in _TEARDOWN_CODES:
+        signal = match.signature not in _STATUSES or not 0 < match.code < 128
+        if signal and match.code in _TEARDOWN_CODES:
             return msgspec.structs.replace(finding, role=Role.CASCADE, cause=Cause.UNKNOWN)
-        if match.code in _KILLED_CODES:
+        if signal and match.code in _KILLED_CODES:
             return msgspec.structs.replace(finding, cause=Cause.WORKER_KILLED, role=Role.PRIMARY)
     return finding
 

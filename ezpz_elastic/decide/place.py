@@ -12,6 +12,11 @@ __all__ = ["spelled_host"]
 
 _WORD = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\w|[A-Za-z0-9]{2}")
 _AT = re.compile(r"\b(?:on|at|of|from|for)(?: host| node)? $|\b(?:host|node)[ =:]{1,2}$")
+_ELSEWHERE = re.compile(
+    r"(?:[/\\]|\bGPU |(?<![a-z])(?:addr(?:ess)?|endpoint|master|store|server)[\"']?[ =:(]{1,3}[\"']?)$", re.I
+)
+_ADDRESS = re.compile(r"[/\\]|\]?:\d|[\"']?, ?\d{2,5}\)")
+"""Before and behind a name that is a piece of a path, the number of a GPU, or where ranks meet: it places nobody."""
 _DEVICES = frozenset({Cause.DEVICE_FAULT, Cause.OOM_DEVICE})
 
 
@@ -55,6 +60,7 @@ def _mentioned(text: str, table: HostTable) -> list[tuple[str, bool]]:
     found = []
     for word in _WORD.finditer(text):
         host = table.name(word.group())
-        if host is not None:
-            found.append((host, _AT.search(text[max(0, word.start() - 16) : word.start()]) is not None))
+        before = text[max(0, word.start() - 16) : word.start()]
+        if host is not None and _ELSEWHERE.search(before) is None and _ADDRESS.match(text, word.end()) is None:
+            found.append((host, _AT.search(before) is not None))
     return found

@@ -28,6 +28,8 @@ _MENTION = re.compile(
     re.I,
 )
 """Words before a signature's text that make the line a story about something else."""
+_QUOTATION = re.compile(r"[ \t]{0,8}(?:[-+*<>]|\d{1,2}[.)])[ \t]")
+"""A whole line that is quoted: a list's item, a mail's or a diff's mark, a shell's trace of its commands."""
 _PROGRESS_BAR = re.compile(r"[^\n]{0,300}?\d/\d{1,12} \[[^\]\n]{0,80}(?:it/s|s/it)[^\]\n]{0,200}\] ?")
 _EXCEPTION = "python.exception"
 _SOME_EXCEPTION = re.compile(
@@ -214,6 +216,8 @@ def _traceback_end(frame: HitLine, prefix: Prefix) -> HitLine | None:
 
 def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:
     """Where the signature's text stands in a line, unless the line only quotes it."""
+    if _QUOTATION.match(text):
+        return None
     ahead = len(text) - len(prefix.rest)
     bar = _PROGRESS_BAR.match(text, ahead)
     if bar is not None:  # a progress bar has no end of line: what was printed next stands behind it
