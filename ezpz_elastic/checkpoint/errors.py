@@ -195,7 +195,10 @@ class RanksFailed(CheckpointError):
         return next((f.errno for f in self.failures if f.errno is not None), None)
 
     def _text(self) -> str:
-        lines = [f"{self.what}: {len(self.failures)} rank(s) failed"]
+        first = self.failures[0]
+        # On one line: a rank that merely heard of it may end first, and then nothing else says what it ended of.
+        why = f"rank {first.rank} with {first.text.partition(chr(10))[0]}"
+        lines = [f"{self.what}: {len(self.failures)} rank(s) failed, {why}"]
         for failure in self.failures:
             where = f" writing {failure.path}" if failure.path and failure.kind is FailureKind.STORAGE else ""
             osts = f" (tried OST {', '.join(map(str, failure.osts))})" if failure.osts else ""

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import traceback
+from pathlib import Path
+
 import pytest
 
+from ezpz_elastic.attempt import classify_log
+from ezpz_elastic.checkpoint.errors import SaveFailed, failure_of
 from ezpz_elastic.decide.classify import Context, classify
 from ezpz_elastic.decide.evidence import (
     Accusation,
@@ -21,6 +28,7 @@ from ezpz_elastic.decide.evidence import (
     WorkerExit,
 )
 from ezpz_elastic.decide.verdict import Cause, Provenance, Verdict, VerdictKind
+from ezpz_elastic.observe.tracebacks import last_error
 
 HOSTS = ("n1", "n2", "n3")
 LIVE = Context(hosts=HOSTS, roster=("n1", "n1", "n2", "n2", "n3", "n3"), live=True)
@@ -267,3 +275,28 @@ def test_an_error_that_its_rank_outlived_is_not_what_ended_it() -> None:
     assert judge(crash, full_disk(5, None, None)).cause is Cause.STORAGE
     assert judge(crash, full_disk(5000, None, None)).cause is Cause.WORKER_EXIT
     assert judge(crash, full_disk(5, 100, 500)).cause is Cause.WORKER_EXIT
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "cause"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.STORAGE),
+        (OSError(errno.EIO, os.strerror(errno.EIO)), VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.STORAGE),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), VerdictKind.RETRYABLE_UNATTRIBUTED, Cause.QUOTA),
+        (ValueError("a tensor of no known kind"), VerdictKind.USER_ERROR, Cause.USER_EXCEPTION),
+    ],
+    ids=["full", "broken", "quota", "program"],
+)
+def test_a_rank_that_only_heard_of_a_failed_save_says_what_it_failed_of(tmp_path: Path, error, kind, cause) -> None:
+    """It may end before the rank that failed does, whose agent then reports too late."""
+    stderr = tmp_path / "stderr.log"
+    try:
+        raise SaveFailed("checkpoint of step 5 not saved (writing /lus/run/step-5)", (failure_of(0, error),))
+    except SaveFailed:
+        stderr.write_text("".join(f"[rank2]: {line}\n" for line in traceback.format_exc().splitlines()))
+    told = last_error(stderr)
+    assert told is not None
+    assert told.type == "SaveFailed"
+    for verdict in (judge(WorkerExit("n2", 2, exit_code=1, error=told)), classify_log(stderr, exit_code=1)):
+        assert (verdict.kind, verdict.cause) == (kind, cause)
+        assert names(verdict) == []
