@@ -32,17 +32,13 @@ from ezpz_elastic.decide.hosts import HostTable
 from ezpz_elastic.decide.place import spelled_host
 from ezpz_elastic.decide.reports import from_exit, from_report, unkillable
 from ezpz_elastic.decide.verdict import Cause, EvidenceLine, Provenance
+from ezpz_elastic.decide.whereabouts import host_table
 
 __all__ = ["Gathered", "gather"]
 
 _TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
-_TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda"})
-"""Emitters whose lines name a rank and the very host it ran on."""
-_PRINTED_BY_THE_RANK = frozenset({"cuda", "nccl"})
-"""Emitters whose lines are printed by the very rank they name, so that whoever is said to print them is its host."""
-_LAUNCHERS = frozenset({"pals", "hydra", "openmpi"})
-"""Launchers whose ranks are torchrun's agents, and no ranks of the job, where torchrun speaks in the same log."""
-_TASK_LIMIT = 4096
+_INTRODUCED = "launcher.rank-introduced"
+"""What only tells where a rank runs: it is no part of the story."""
 _DAY_S = 86400.0
 _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
@@ -104,7 +100,7 @@ def gather(evidence: Sequence[Evidence], context: Context) -> Gathered:
         evidence: what was seen, in the order each source told it.
         context: what the classifier is told about the attempt.
     """
-    table = _table(evidence, context)
+    table = host_table(evidence, context)
     findings: list[Finding] = []
     dropped: list[EvidenceLine] = []
     exits: list[WorkerExit] = []
@@ -150,41 +146,6 @@ def _sentence(text: str, why: str) -> EvidenceLine:
     return EvidenceLine(text=text, why=why)
 
 
-def _table(evidence: Sequence[Evidence], context: Context) -> HostTable:
-    told: list[tuple[int, str]] = []
-    tasks: list[tuple[int, str]] = []
-    elastic = any(isinstance(item, LogMatch) and item.signature.startswith("torch.elastic") for item in evidence)
-    for item in evidence:
-        if isinstance(item, WorkerExit):
-            told.append((item.rank, item.host))
-        elif isinstance(item, LogMatch):
-            counts = item.emitter in _TELLS_PLACE and not (elastic and item.emitter in _LAUNCHERS)
-            place = item.host if counts else item.reporter
-            if place is None and item.emitter in _PRINTED_BY_THE_RANK:
-                place = item.reporter
-            if item.rank is not None and place is not None and not (elastic and item.emitter in _LAUNCHERS):
-                told.append((item.rank, place))
-            place = item.host if item.emitter == "slurm" else item.reporter
-            if place is not None:
-                tasks.extend((task, place) for task in _tasks(item))
-    ranks = [item.rank for item in evidence if isinstance(item, LogMatch) and item.rank is not None]
-    # more ranks than hosts, and a task number for each host at most: then a task is a host's launcher of ranks
-    per_host = max(ranks, default=0) >= len(context.hosts) > max((task for task, _ in tasks), default=0)
-    return HostTable(context, told, tasks, tasks_are_ranks=not elastic and not per_host)
-
-
-def _tasks(match: LogMatch) -> list[int]:
-    """All task numbers a line is about: ``4-7`` and ``1,3,5`` are written out."""
-    if not match.tasks:
-        return [] if match.task is None else [match.task]
-    written: list[int] = []
-    for piece in match.tasks.split(","):
-        low, _, high = piece.partition("-")
-        if low.isdigit() and (high.isdigit() or not high):
-            written.extend(range(int(low), int(high or low) + 1)[:_TASK_LIMIT])
-    return written
-
-
 def _in_time_order(evidence: Sequence[Evidence]) -> list[Evidence]:
     """File order, put right where two lines of one log carry times that differ by a few minutes at most.
 
@@ -216,6 +177,8 @@ def _printed_before(file: str, time: float, other: tuple[str, float | None, Evid
 def _add_log_match(
     match: LogMatch, index: int, table: HostTable, findings: list[Finding], dropped: list[EvidenceLine]
 ) -> None:
+    if match.signature == _INTRODUCED:
+        return
     spelled = spelled_host(match, table)
     host = table.name(spelled)
     finding = _refine(

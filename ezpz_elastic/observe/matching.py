@@ -30,6 +30,8 @@ _MENTION = re.compile(
 """Words before a signature's text that make the line a story about something else."""
 _QUOTATION = re.compile(r"[ \t]{0,8}(?:[-+*<>]|\d{1,2}[.)])[ \t]")
 """A whole line that is quoted: a list's item, a mail's or a diff's mark, a shell's trace of its commands."""
+_TABLE = re.compile(r"[ \t]{0,8}[|\u2502\u2503\u2551]")
+"""How a row of a table begins: no launcher's own words, but an exception in a group has a bar before it, too."""
 _PROGRESS_BAR = re.compile(r"[^\n]{0,300}?\d/\d{1,12} \[[^\]\n]{0,80}(?:it/s|s/it)[^\]\n]{0,200}\] ?")
 _EXCEPTION = "python.exception"
 _SOME_EXCEPTION = re.compile(
@@ -216,7 +218,7 @@ def _traceback_end(frame: HitLine, prefix: Prefix) -> HitLine | None:
 
 def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:
     """Where the signature's text stands in a line, unless the line only quotes it."""
-    if _QUOTATION.match(text):
+    if _QUOTATION.match(text) or (signature.entry.anchored and _TABLE.match(text)):
         return None
     ahead = len(text) - len(prefix.rest)
     bar = _PROGRESS_BAR.match(text, ahead)

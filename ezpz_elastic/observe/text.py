@@ -60,6 +60,8 @@ _RELAY = re.compile(
 """What a logger or a wrapper writes before a line that it hands on: levels, times, names of programs and of hosts."""
 _CLOCK = re.compile(r"(?<![\d:])([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:[.,](\d{1,6}))?(?![\d:])")
 _INLINE_RANK = re.compile(r"\[Rank (\d{1,7})\]|\(RANK (\d{1,7})\)|\bRank (\d{1,7})\] ")
+_SUBGROUP = re.compile(r"\[PG (?:ID )?[1-9]")
+"""A process group that is not the one of all: its members have numbers of their own."""
 _RANGE = re.compile(r"^(.{0,120}?)\[([\d,\-]{1,300})\](.{0,120})$")
 _HOST_LIMIT = 4096
 _RELAY_LIMIT = 200
@@ -122,7 +124,7 @@ def parse_prefix(text: str) -> Prefix:
         )
         ends.append(at)
         at = found.end()
-    if rank is None and (inline := _INLINE_RANK.search(text)):
+    if rank is None and (inline := _INLINE_RANK.search(text)) and _SUBGROUP.search(text) is None:
         rank = int(next(group for group in inline.groups() if group is not None))
     return Prefix(text[at:], rank, task, reporter, tuple(ends[1:]))
 

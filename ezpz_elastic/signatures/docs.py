@@ -47,6 +47,7 @@ def _lines(library: Library) -> Iterator[str]:
         "{task}": "a launcher's task number, a rank only where one task is one rank",
         "{code}": "an exit code, signal or errno",
         "{path}": "a file",
+        "{end}": "nothing: the sentence ends here, no words follow that tell a story about it",
         "{slurm}": "nothing: the `srun: error: ` before Slurm's own lines",
     }
     for word in PLACEHOLDERS:
