@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -52,7 +53,8 @@ def kill(pids: Collection[int], signum: signal.Signals = signal.SIGKILL, patienc
         gone = _seen_dead(held, began)
         for descriptor, pid in held.items():
             if pid not in gone:
-                signal.pidfd_send_signal(descriptor, signum)
+                with contextlib.suppress(ProcessLookupError):  # the first death has brought this one about
+                    signal.pidfd_send_signal(descriptor, signum)
         dead = _seen_dead(held, began + patience) - gone
         seconds = time.monotonic() - began
     finally:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
+from support.cluster import free_port as free_port_of
 
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody on loopback uses at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody on loopback uses."""
+    return free_port_of("127.0.0.2")

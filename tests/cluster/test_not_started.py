@@ -12,7 +12,7 @@ PACE = str(JOBS / "pace.py")
 
 def test_a_host_that_cannot_start_its_workers_says_why_and_keeps_its_slot(cluster: Cluster):
     for host in (2, 3):
-        cluster.start(host, [PACE, "--steps=60"])
+        cluster.start(host, [PACE, "--later=60"])
     cluster.await_step(2)
     in_the_way = cluster.run_dir / "rounds" / "2" / "1"
     in_the_way.parent.mkdir()

@@ -96,7 +96,7 @@ def test_a_store_that_never_comes_is_one_line_after_the_join_timeout(cluster):
 
 def test_a_job_that_finds_too_few_hosts_has_failed(cluster):
     """Nobody had a slot, and yet the agent that waited is no spare that was not needed."""
-    cluster.start(2, ARGUE, nnodes="2:2", conf="join_timeout=1")
+    cluster.start(2, ARGUE, nnodes="2:2", conf="join_timeout=3")
     assert cluster.wait(2) == 1
     assert "[ezpz] FAILOVER STOP: exhausted (launch_error; no host; add hosts" in cluster.output(2)
     assert cluster.outcome()["exit_code"] == 1

@@ -33,7 +33,7 @@ def knobs(cluster: Cluster, **more: object) -> dict[str, str]:
 def start(cluster: Cluster, hosts: tuple[int, ...], conf: str, env: dict[str, str]) -> None:
     """Agents on hosts; with spares the first is in slot 0, and who of the others takes the other slot is open."""
     for host in hosts:
-        cluster.start(host, TRAINER, conf=f"settle=0.5,grace=2,{conf}", env=env)
+        cluster.start(host, TRAINER, conf=f"settle=5,grace=2,{conf}", env=env)
         if host == hosts[0] and len(hosts) > 2:
             joined(cluster, hosts[:1])
     joined(cluster, hosts)

@@ -8,8 +8,10 @@ Everything a cluster starts carries a mark in its environment, so that a test ca
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -32,10 +34,12 @@ Event = dict[str, object]
 
 
 def free_port(host: str) -> int:
-    """A port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A free port, of those that the kernel gives to nobody by itself: it may be taken much later."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):  # in use
+            probe.bind((host, port))
+            return port
 
 
 class Cluster:
@@ -126,7 +130,8 @@ class Cluster:
             dead = {host: agent.poll() for host, agent in self.agents.items() if agent.poll() is not None}
             if time.monotonic() > deadline:
                 outputs = "\n".join(f"--- host {host}:\n{self.output(host)[-2000:]}" for host in self.agents)
-                raise AssertionError(f"{why}: not within {timeout} s (ended agents: {dead})\n{outputs}")
+                there = f"ended agents: {dead}; there: {self.alive()}, {self._shared()}"
+                raise AssertionError(f"{why}: not within {timeout} s ({there})\n{outputs}")
             time.sleep(0.02)
 
     def await_step(self, step: int, round_number: int = 1, timeout: float = 60.0) -> None:
@@ -154,9 +159,11 @@ class Cluster:
         self.worker(host, round_number)
         victims = [self.agents[host].pid, *self.workers(host, round_number)]
         assert len(victims) > 1, "the host has no workers to lose"
+        assert self.agents[host].poll() is None, "it has ended before"
         for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        assert self.agents[host].wait(10) == -signal.SIGKILL
+            with contextlib.suppress(ProcessLookupError):  # a worker that the agent's guard has ended by now
+                os.kill(pid, signal.SIGKILL)
+        assert self.agents[host].wait(60) == -signal.SIGKILL
 
     def text(self, name: str) -> str:
         """A file of the run directory; empty if there is none."""
@@ -178,15 +185,16 @@ class Cluster:
 
     def assert_nothing_left(self) -> None:
         """No process, no port, no shared memory."""
-        self.await_true(lambda: not self.alive(), f"processes left: {self.alive()}", timeout=10)
+        self.await_true(lambda: not self.alive(), "nothing is left")
         host, port = self.endpoint.split(":")
         with socket.socket() as probe:
             assert probe.connect_ex((host, int(port))) != 0, "the endpoint still listens"
-        left = {
-            p for p in set(Path("/dev/shm").iterdir()) - self.shared_before if "torch" in p.name or "psm_" in p.name
-        }
-        left -= guard.segments(psutil.pids())  # of another test run on this machine
-        assert not {path for path in left if path.exists()}, f"shared memory left: {left}"
+        self.await_true(lambda: not self._shared(), "no shared memory is left")
+
+    def _shared(self) -> set[Path]:
+        new = {p for p in set(Path("/dev/shm").iterdir()) - self.shared_before if "torch" in p.name or "psm_" in p.name}
+        new -= guard.segments(psutil.pids()) if new else set()  # of another test run on this machine
+        return {path for path in new if path.exists()}
 
     def close(self) -> None:
         """End whatever a failed test has left running."""

@@ -66,7 +66,8 @@ class Loop:
         return (self.run_dir / f"attempt-{attempt}.log").read_bytes()
 
     def events(self, name: str) -> list[dict[str, object]]:
-        lines = [line for path in (self.run_dir / "journal").glob("*.jsonl") for line in path.read_bytes().splitlines()]
+        files = [path.read_bytes().split(b"\n")[:-1] for path in (self.run_dir / "journal").glob("*.jsonl")]
+        lines = [line for file in files for line in file]  # whole ones
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def verdicts(self) -> list[tuple[object, object]]:

@@ -1,7 +1,7 @@
 """Steps of one all-reduce each, with a heartbeat, until ``--steps``; in round 1 one rank can fall asleep or leave.
 
 ``--sleep RANK``: that rank never comes out of its own code after step 10. ``--apart``: no rank ever communicates.
-``--raise RANK``: that rank fails after step 10, in every round.
+``--raise RANK``: that rank fails after step 10, in every round. ``--later STEPS``: of every round but the first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ezpz_elastic import progress
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100_000)
+parser.add_argument("--later", type=int, default=None)
 parser.add_argument("--sleep", type=int, default=-1)
 parser.add_argument("--raise", dest="fail", type=int, default=-1)
 parser.add_argument("--apart", action="store_true")
@@ -25,7 +26,7 @@ options = parser.parse_args()
 rank, first_life = int(os.environ["RANK"]), os.environ["EZPZ_ROUND"] == "1"
 if not options.apart:
     dist.init_process_group("gloo")
-for step in range(options.steps):
+for step in range(options.steps if first_life or options.later is None else options.later):
     if not options.apart:
         dist.all_reduce(torch.ones(1))
     progress(step)
