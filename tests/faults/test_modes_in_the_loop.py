@@ -28,7 +28,8 @@ SIGNALS = {"sigkill": signal.SIGKILL, "segv": signal.SIGSEGV}
 def experiment(modes: list[str], **more: object) -> Experiment:
     """Faults at steps 6, 16, 26, …, with a checkpoint in between."""
     steps = {number: 6 + APART * (number - 1) for number in range(1, len(modes) + 1)}
-    options = ("--idle-timeout=1.5", "--grace=1", "--max-retries=1")
+    # An interpreter says nothing while it starts, and a busy machine may take its time over it.
+    options = ("--idle-timeout=4", "--grace=1", "--max-retries=1")
     knobs = {"FI_LASTS": "600"}
     return Experiment(
         total_steps=APART * len(modes) + 4,

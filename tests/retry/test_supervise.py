@@ -81,20 +81,20 @@ def test_closed_standard_descriptors_are_no_console_either(loop: Loop):
 
 
 def test_silence_ends_an_attempt_with_all_its_processes_and_124(loop: Loop):
-    options = ("--idle-timeout=2", "--grace=0.5", "--max-retries=0")
+    options = ("--idle-timeout=4", "--grace=0.5", "--max-retries=0")
     code, _, err = loop.run(loop.script(FAMILY), *options)
     assert spoke(loop), "the grandchild was there"
     assert code == 124
     assert loop.verdicts() == [("bad_node_blind", "hang")]
-    assert b"watchdog: no output for 2 s" in loop.log(1)
+    assert b"watchdog: no output for 4 s" in loop.log(1)
     assert "FAILOVER STOP: bad_node_blind (hang; " in err
     assert loop.text("bad_nodes.txt") == ""
     loop.assert_nothing_left()
 
 
 def test_a_child_that_speaks_is_not_silent(loop: Loop):
-    script = loop.script("import time\nfor n in range(30): print('step=%d' % n, flush=True); time.sleep(0.1)")
-    code, _, _ = loop.run(script, "--idle-timeout=1.5")
+    script = loop.script("import time\nfor n in range(20): print('step=%d' % n, flush=True); time.sleep(0.25)")
+    code, _, _ = loop.run(script, "--idle-timeout=4")  # it speaks for 5 s
     assert code == 0
     assert len(loop.verdicts()) == 1
 
@@ -106,7 +106,7 @@ def test_what_a_launcher_says_while_we_stop_it_names_nobody(loop: Loop):
         f"def end(*_): print('{HOSTS[1]}: rank 3 died from signal 9', flush=True); sys.exit(137)\n"
         "signal.signal(signal.SIGTERM, end)\nprint('step=5 ', flush=True)\ntime.sleep(600)"
     )
-    code, _, _ = loop.run(script, "--idle-timeout=1", "--max-retries=0")
+    code, _, _ = loop.run(script, "--idle-timeout=4", "--max-retries=0")
     assert b"rank 3 died from signal 9" in loop.log(1), "it did say so"
     assert code == 124
     assert loop.verdicts() == [("bad_node_blind", "hang")]
