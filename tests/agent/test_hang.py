@@ -207,7 +207,13 @@ def test_all_agents_find_the_same_however_they_meet():
 
 
 def test_a_rank_is_found_although_the_agent_that_noticed_it_first_tells_nothing_more(monkeypatch):
-    monkeypatch.setattr("ezpz_elastic.stall.FIRST_PATIENCE", 0.05)
+    wait = Counting.wait
+
+    def hurried(self: Counting, key: str, timeout: float) -> bytes | None:
+        """In vain, so not for long; what one of the others is about to say is waited for as ever."""
+        return wait(self, key, 0.05 if key.endswith("/looked") else timeout)
+
+    monkeypatch.setattr(Counting, "wait", hurried)
     hang = Standstill(hosts=3, last=2)
     FakeStore(hang.world).create("round/1/stall", b"0")
     hang.told(range(1))
@@ -288,6 +294,7 @@ def process(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_process_answers_by_signal_where_py_spy_cannot_be_had(process, tmp_path, monkeypatch):
     monkeypatch.setattr(stacks, "_by_spy", lambda pid: "")
+    monkeypatch.setattr(stacks, "SIGNAL_PATIENCE", 60.0)
     seen = look(process.pid, tmp_path / "answer")
     assert seen.place is Place.ELSEWHERE
     assert "in stuck" in seen.text
