@@ -68,7 +68,7 @@ def run(server: WarmServer, place: Path, record: Path | None = None) -> tuple[ob
 
 
 def await_true(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -86,14 +86,14 @@ def test_the_next_lives_have_what_the_first_one_imported_but_never_the_programs_
     steps.append(0)
     await_true(lambda: kept._successor is not None)
     os.kill(first.pid, signal.SIGKILL)
-    assert first.wait(10).status == signal.SIGKILL
+    assert first.wait(60).status == signal.SIGKILL
     old = kept.pids()
     second, text = run(kept.server(never), place)
     assert text.split() == ["colorsys"]
     assert kept.pids() < old, "the first server has ended"
     assert kept.begin(0, never) is None
     os.kill(second.pid, signal.SIGKILL)
-    second.wait(10)
+    second.wait(60)
 
 
 def test_a_module_that_is_run_by_its_name_is_not_imported_ahead(place):
@@ -116,7 +116,7 @@ def test_a_spare_learns_from_the_store(place, workers):
     worker, text = run(server, place)
     assert text.split() == ["colorsys"]
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_a_spare_needs_no_second_server_to_learn_and_does_not_record(place, workers):
@@ -132,7 +132,7 @@ def test_a_spare_needs_no_second_server_to_learn_and_does_not_record(place, work
     assert text.split() == ["colorsys"]
     assert kept.begin(0, never) is None
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_a_server_that_has_workers_is_left_alone(place, workers):
@@ -145,13 +145,13 @@ def test_a_server_that_has_workers_is_left_alone(place, workers):
     assert first.modules == ()
     assert kept._successor is not first
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_a_module_that_leaves_a_thread_behind_is_named_and_left_out(place, workers):
     server = WarmServer(sys.executable, ["program/script.py"], ["colorsys", "restless"], "tag-of-a-test", place)
     with pytest.raises(Unfit, match="restless"):
-        server.ready(20)
+        server.ready(60)
     server.close()
     kept = workers("colorsys", "restless")
     assert kept.server(never).modules == ("colorsys",)
@@ -165,7 +165,7 @@ def test_a_server_forks_from_a_single_thread_and_without_devices(place, workers)
     assert process.num_threads() == 1
     assert not [f.path for f in process.open_files() if f.path.startswith("/dev/") and f.path != "/dev/null"]
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_a_program_that_closes_every_descriptor_imports_all_the_same(place, workers):
@@ -177,14 +177,14 @@ def test_a_program_that_closes_every_descriptor_imports_all_the_same(place, work
     assert said == "colorsys\n"
     assert "colorsys" in (place / "record.txt").read_text().splitlines()
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_a_server_ends_when_its_agent_is_gone(place):
     server = WarmServer(sys.executable, ["program/script.py"], [], "tag-of-a-test", place)
-    assert server.ready(20)
+    assert server.ready(60)
     server._link.close()
-    assert server._process.wait(10) == 0
+    assert server._process.wait(60) == 0
 
 
 def test_a_worker_whose_server_is_killed_ends_as_unknown_and_the_next_server_is_as_good(place, workers):
@@ -192,7 +192,7 @@ def test_a_worker_whose_server_is_killed_ends_as_unknown_and_the_next_server_is_
     server = kept.server(never)
     worker, _ = run(server, place)
     os.kill(server.pid, signal.SIGKILL)
-    assert (worker.wait(10).status, worker.wait(10).seen) == (UNKNOWN, False)
+    assert (worker.wait(60).status, worker.wait(60).seen) == (UNKNOWN, False)
     os.kill(worker.pid, signal.SIGKILL)
     await_true(lambda: server._process.poll() is not None)
     other = kept.server(never)
@@ -200,7 +200,7 @@ def test_a_worker_whose_server_is_killed_ends_as_unknown_and_the_next_server_is_
     worker, text = run(other, place)
     assert text.split() == ["colorsys"]
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_where_the_successor_is_killed_its_replacement_serves_all_later_rounds(place, workers):
@@ -222,7 +222,7 @@ def test_where_the_successor_is_killed_its_replacement_serves_all_later_rounds(p
 
 def test_a_server_that_no_signal_ends_is_left_alone(place, monkeypatch):
     server = WarmServer(sys.executable, ["program/script.py"], [], "tag-of-a-test", place)
-    assert server.ready(20)
+    assert server.ready(60)
     halt(server.pid)  # or it would end with its agent's socket
     monkeypatch.setattr(client_module, "KILL_PATIENCE", 0.1)
     with monkeypatch.context() as patched:
@@ -230,7 +230,7 @@ def test_a_server_that_no_signal_ends_is_left_alone(place, monkeypatch):
         server.close()
     assert server._process.poll() is None, "it lives on, as one in uninterruptible sleep does"
     server._process.kill()
-    assert server._process.wait(10) == -signal.SIGKILL
+    assert server._process.wait(60) == -signal.SIGKILL
 
 
 def chatty(place: Path, name: str) -> str:
@@ -242,20 +242,20 @@ def test_a_server_that_is_forked_from_another_has_what_that_one_had_and_outlives
     names = [chatty(place, "first_said"), chatty(place, "then_said")]
     (place / "program" / "script.py").write_text("import sys, time\nprint('colorsys' in sys.modules)\ntime.sleep(100)")
     first = WarmServer(sys.executable, ["program/script.py"], ["colorsys", names[0]], "tag", place)
-    assert first.ready(20)
+    assert first.ready(60)
     branch = WarmServer(sys.executable, ["program/script.py"], [*first.modules, names[1]], "tag", place, first)
-    assert branch.ready(20)
+    assert branch.ready(60)
     assert psutil.Process(branch.pid).ppid() == first.pid
     assert os.getsid(branch.pid) == branch.pid
     old, text = run(first, place)
     assert text.split() == ["first_said", "True"]
     os.kill(old.pid, signal.SIGKILL)
-    assert old.wait(10).status == signal.SIGKILL
+    assert old.wait(60).status == signal.SIGKILL
     worker, text = run(branch, place)
     assert text.split() == ["first_said", "then_said", "True"]
     first.close()
     os.kill(worker.pid, signal.SIGKILL)
-    assert worker.wait(10).status == signal.SIGKILL, "who forked it lives on and saw it end"
+    assert worker.wait(60).status == signal.SIGKILL, "who forked it lives on and saw it end"
     branch.close()
     with pytest.raises(ServerGone):
         branch.ready(1)
@@ -263,7 +263,7 @@ def test_a_server_that_is_forked_from_another_has_what_that_one_had_and_outlives
 
 def test_a_branch_that_is_killed_is_gone_and_its_parent_is_as_good(place):
     first = WarmServer(sys.executable, ["program/script.py"], [], "tag", place)
-    assert first.ready(20)
+    assert first.ready(60)
     branch = WarmServer(sys.executable, ["program/script.py"], ["colorsys"], "tag", place, first)
     os.kill(branch.pid, signal.SIGKILL)
     await_true(lambda: not psutil.pid_exists(branch.pid))  # its parent has waited for it
@@ -271,7 +271,7 @@ def test_a_branch_that_is_killed_is_gone_and_its_parent_is_as_good(place):
         branch.ready(1)
     worker, _ = run(first, place)
     os.kill(worker.pid, signal.SIGKILL)
-    assert worker.wait(10).status == signal.SIGKILL
+    assert worker.wait(60).status == signal.SIGKILL
     branch.close()
     first.close()
     with pytest.raises(ServerGone):
@@ -279,35 +279,38 @@ def test_a_branch_that_is_killed_is_gone_and_its_parent_is_as_good(place):
 
 
 def test_a_server_that_stands_still_when_another_is_to_be_forked_keeps_its_workers(place, monkeypatch):
-    monkeypatch.setattr(client_module, "ANSWER", 0.5)
     first = WarmServer(sys.executable, ["program/script.py"], [], "tag", place)
-    assert first.ready(20)
+    assert first.ready(60)
     worker, _ = run(first, place)
     halt(first.pid)
-    with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
-        WarmServer(sys.executable, ["program/script.py"], [], "tag", place, first)
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module, "ANSWER", 0.5)
+        with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
+            WarmServer(sys.executable, ["program/script.py"], [], "tag", place, first)
     os.kill(first.pid, signal.SIGCONT)
     after, _ = run(first, place)
     assert psutil.Process(after.pid).ppid() == first.pid
     for one in (worker, after):
         os.kill(one.pid, signal.SIGKILL)
-        assert one.wait(10).status == signal.SIGKILL
+        assert one.wait(60).status == signal.SIGKILL
     await_true(lambda: not psutil.Process(first.pid).children())  # the server that came too late has found nobody
     first.close()
 
 
 def test_a_server_that_stands_still_is_ended_and_the_next_one_serves(place, workers, monkeypatch):
-    monkeypatch.setattr(client_module, "ANSWER", 0.5)
     kept = workers()
     stopped = kept.server(never)
     halt(stopped.pid)
-    with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
-        run(stopped, place)
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module, "ANSWER", 0.5)
+        stopped._link.settimeout(client_module.ANSWER)
+        with pytest.raises(ServerGone, match=r"does not answer within 0\.5 s"):
+            run(stopped, place)
     following = kept.server(never)
     assert following.pid != stopped.pid
     worker, _ = run(following, place)
     os.kill(worker.pid, signal.SIGKILL)
-    worker.wait(10)
+    worker.wait(60)
 
 
 def test_a_server_that_stands_still_when_another_is_to_be_forked_holds_up_no_stop(place, workers, monkeypatch):
@@ -319,26 +322,24 @@ def test_a_server_that_stands_still_when_another_is_to_be_forked_holds_up_no_sto
     store.create(KEY, b'["colorsys"]')
     kept.learn(store)
     await_true(kept._lock.locked)
-    told: list[set[int]] = []
+    told: list[tuple[set[int], str]] = []
 
     def stop() -> None:
-        told.append(kept.pids())
+        told.append((kept.pids(), psutil.Process(first.pid).status()))
         kept.close()
 
     stopping = threading.Thread(target=stop, daemon=True)
     stopping.start()
-    await_true(lambda: told)
-    assert psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the fault did not happen"
-    assert told == [{first.pid}]
     stopping.join(60)
     assert not stopping.is_alive()
+    assert told == [({first.pid}, psutil.STATUS_STOPPED)], "a wrong set of servers, or the fault did not happen"
     assert not psutil.pid_exists(first.pid)
 
 
 def test_a_server_that_cannot_start_is_said_to_be_gone(place):
     server = WarmServer("false", ["program/script.py"], [], "tag-of-a-test", place)
     with pytest.raises(ServerGone):
-        server.ready(20)
+        server.ready(60)
     server.close()
 
 
