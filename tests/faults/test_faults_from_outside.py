@@ -103,7 +103,7 @@ def test_the_loss_of_the_store_is_nobodys_fault_and_the_workers_run_on(tmp_path:
         store = etcd.processes[0]
         assert store is not None
         inflicted(job, "store_loss", Targets({store.pid: "the store"}))
-        assert store.wait(10) == -signal.SIGKILL
+        assert store.wait(60) == -signal.SIGKILL
         at = steps(job, 1)
         job.await_true(lambda: steps(job, 1) > at + 20, "training goes on without the store")
         etcd.start(0)
@@ -157,13 +157,14 @@ def test_a_disk_that_is_full_costs_no_host_and_training_goes_on_when_there_is_ro
             while True:
                 file.write(b"\0" * 65536)
 
-    def full() -> bool:
+    def filled() -> bool:
+        fill()  # again: the trainer may have removed an old checkpoint since
         return os.statvfs(disk).f_bavail == 0
 
     env = knobs(cluster, FI_CKPT=disk / "ckpts", FI_TOTAL=1_000_000, FI_SECONDS=0.05)
     start(cluster, (2, 3), "hang_timeout=0", env)
     cluster.await_true(lambda: saved(cluster, 1), "a checkpoint")
-    inflicted(cluster, "disk_fill", Targets(cut=fill, seen=full))
+    inflicted(cluster, "disk_fill", Targets(cut=fill, seen=filled))
     # Old checkpoints that are removed after it make room again: that is taken, too.
     cluster.await_true(lambda: cluster.events("decision") or fill(), "a decision")
     assert_answer(cluster, "disk_fill", 1, "")
