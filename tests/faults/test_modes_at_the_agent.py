@@ -57,7 +57,7 @@ def live_through(directory: Path, modes: tuple[str, ...], hang_timeout: int, las
     hosts = (2, 3, 4, 5) if "shepherd" in modes else (2, 3)
     try:
         start(cluster, hosts, f"last_call=5,hang_timeout={hang_timeout}", env)
-        codes = [cluster.wait(host, 240) for host in hosts]
+        codes = [cluster.wait(host, 600) for host in hosts]
         assert codes == [0] * len(hosts), cluster.output(2)[-3000:]
         assert cluster.outcome()["kind"] == "success"
         assert cluster.outcome()["rounds"] == len(modes) + (modes[-1] != "slow")
@@ -171,7 +171,7 @@ def test_a_worker_that_takes_all_memory_is_ended_by_the_kernel_and_nobody_is_ret
     enter = ["sh", "-c", f'echo $$ > {limited}/cgroup.procs; exec "$@"', "sh"]
     command = [*enter, Cluster.torchrun(), "--rdzv-backend=ezpz"]
     cluster.start(2, TRAINER, nnodes="1:1", command=command, conf="warm=off", env=env)
-    assert cluster.wait(2, 120) == 0
+    assert cluster.wait(2, 600) == 0
     (receipt,) = receipts(cluster)
     (killed,) = [event for event in cluster.events("worker_exited") if event["signal"] == signal.SIGKILL]
     assert (receipt.mode, receipt.pids) == ("oom", (pid_of(cluster, 0, 1)[0],))

@@ -35,7 +35,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def unbroken(pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Future[Outcome]:
     """What all the tests say of the product as it is."""
     scratch = tmp_path_factory.mktemp("unbroken")
-    return pool.submit(lambda: run_tests(copy_project(scratch / "copy"), TESTS, scratch))
+    return pool.submit(lambda: run_tests(copy_project(scratch / "copy"), TESTS, scratch, patience=600.0))
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ LIBRARIES = ("torch.distributed.tensor", "hypothesis", "hyperscan", "numpy.rando
 """What the tests import of others, but not what loads our plugin: each copy has its own."""
 
 PATIENCE = 120.0
-"""Seconds for the tests of one copy; the slowest selection takes a few."""
+"""Seconds for one mutant's tests; the slowest selection takes a few."""
 
 
 class Failure(msgspec.Struct, frozen=True):

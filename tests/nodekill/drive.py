@@ -133,7 +133,7 @@ def _allocation(nodefile: Path, submitted: Path, programs: Path) -> dict[str, st
 
 def _left(mark: str) -> list[str]:
     """What the run left running; each is ended, so that one failed test does not disturb the next."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := list(marked(mark))) and time.monotonic() < deadline:
         time.sleep(0.05)  # what is on its way out may take its time
     end(mark)

@@ -78,13 +78,13 @@ def cold(directory: Path, words: list[str]) -> Seen:
         0,
         None,
     )
-    return seen(handler.proc.wait(60), directory)
+    return seen(handler.proc.wait(180), directory)
 
 
 def warm(server: WarmServer, directory: Path, words: list[str]) -> Seen:
     with (directory / "out.txt").open("w") as stdout, (directory / "err.txt").open("w") as stderr:
         worker = server.fork(words, environment(directory), stdout.fileno(), stderr.fileno(), None)
-    end = worker.wait(60)
+    end = worker.wait(180)
     worker.close()
     assert end is not None
     return seen(os.waitstatus_to_exitcode(end.status), directory)
