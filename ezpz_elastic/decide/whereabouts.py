@@ -29,7 +29,10 @@ def host_table(evidence: Sequence[Evidence], context: Context) -> HostTable:
     told: list[tuple[int, str]] = []
     tasks: list[tuple[int, str]] = []
     elastic = any(isinstance(item, LogMatch) and item.signature.startswith("torch.elastic") for item in evidence)
-    agents = elastic or _launched_per_host(evidence, context)
+    ranks = [item for item in evidence if isinstance(item, LogMatch) and item.rank is not None]
+    most = max((item.rank or 0 for item in ranks if item.emitter not in _LAUNCHERS), default=0)
+    launched = [(item.rank or 0, item.host) for item in ranks if item.emitter in _LAUNCHERS and item.host is not None]
+    agents = elastic or _one_per_host(launched, most, context)
     for item in evidence:
         if isinstance(item, WorkerExit):
             told.append((item.rank, item.host))
@@ -43,31 +46,31 @@ def host_table(evidence: Sequence[Evidence], context: Context) -> HostTable:
             place = item.host if item.emitter == "slurm" else item.reporter
             if place is not None:
                 tasks.extend((task, place) for task in _tasks(item))
-    ranks = [item.rank for item in evidence if isinstance(item, LogMatch) and item.rank is not None]
     # more ranks than hosts, and a task number for each host at most: then a task is a host's launcher of ranks
-    per_host = max(ranks, default=0) >= len(context.hosts) > max((task for task, _ in tasks), default=0)
+    most = max((item.rank or 0 for item in ranks), default=0)
+    per_host = most >= len(context.hosts) > max((task for task, _ in tasks), default=0)
+    per_host = per_host or _one_per_host(tasks, most, context)
     return HostTable(context, told, tasks, tasks_are_ranks=not elastic and not per_host)
 
 
-def _launched_per_host(evidence: Sequence[Evidence], context: Context) -> bool:
-    """Whether a launcher's ranks are one process for each host, which starts the ranks of the job by itself.
+def _one_per_host(launched: Sequence[tuple[int, str]], most: int, context: Context) -> bool:
+    """Whether what a launcher counts is one process for each host, which starts the ranks of the job by itself.
 
-    The job shows more ranks than it has hosts, the launcher no more than hosts, and each of those on a host of its own.
+    The job shows more ranks than it has hosts, the launcher not, but for a stray line or two, and of its first ones, as
+    many as there are hosts, each is on a host of its own: the ranks of a job begin with several on the first host.
+
+    Args:
+        launched: a launcher's numbers, each with its host as spelled.
+        most: the highest rank that the job itself shows.
+        context: what is known of the attempt.
     """
-    order = {context.key(host): at for at, host in enumerate(context.hosts)}
-    launched: set[tuple[int, str]] = set()
-    most = 0
-    for item in evidence:
-        if not isinstance(item, LogMatch) or item.rank is None:
-            continue
-        if item.emitter not in _LAUNCHERS:
-            most = max(most, item.rank)
-        elif item.host is not None:
-            launched.add((item.rank, context.key(item.host) or item.host))
-    ranks, hosts = {rank for rank, _ in launched}, {host for _, host in launched}
-    alone = len(ranks) == len(launched) == len(hosts)
-    first = any(rank > 0 and order.get(host) == 0 for rank, host in launched)
-    return alone and not first and most >= len(context.hosts) > max(ranks, default=0) > 0
+    hosts = [context.key(host) or host for host in context.hosts]
+    low = {(number, context.key(host) or host) for number, host in launched if number < len(hosts)}
+    numbers, places = {number for number, _ in low}, {place for _, place in low}
+    high = {number for number, _ in launched} - numbers
+    alone = len(high) < len(hosts) and len(numbers) == len(low) == len(places)
+    first = any(number > 0 and place == hosts[0] for number, place in low)
+    return alone and not first and most >= len(hosts) and max(numbers, default=0) > 0
 
 
 def _tasks(match: LogMatch) -> list[int]:

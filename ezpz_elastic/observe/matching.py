@@ -9,6 +9,7 @@ import msgspec
 
 from ezpz_elastic.decide.evidence import LogMatch
 from ezpz_elastic.observe.headings import heading, list_head
+from ezpz_elastic.observe.quoting import is_quotation, is_story
 from ezpz_elastic.observe.scanner import FRAME, HitLine
 from ezpz_elastic.observe.text import Prefix, clock, expand_hosts, is_relay, parse_prefix, readable
 from ezpz_elastic.signatures import Library, Signature
@@ -21,17 +22,6 @@ _KEPT_LAST = 500
 _TEXT_LIMIT = 500
 _PROPERTY = re.compile(r"[ \t]{2,16}[A-Za-z][\w.]{0,40} ?= ")
 _FRAME_LINE = re.compile(r'File "([^"\n]{1,400})", line (\d{1,8})(?:, in (\S{1,120}))?')
-_MENTION = re.compile(
-    r"\b(?:previous(?:ly)?|last (?:week|month|night|time|attempt|job|run)|prior|yesterday|earlier (?:attempt|job|run)"
-    r"|resumed after|was (?:down|drained|replaced|offline)|if you see|in case of|known issue|e\.g\.|for example|grep"
-    r"|ignor(?:ed?|ing)|suppress(?:ed|ing)|recovered from|retr(?:y|ied|ying) (?:after|on))\b",
-    re.I,
-)
-"""Words before a signature's text that make the line a story about something else."""
-_QUOTATION = re.compile(r"[ \t]{0,8}(?:[-+*<>]|\d{1,2}[.)])[ \t]")
-"""A whole line that is quoted: a list's item, a mail's or a diff's mark, a shell's trace of its commands."""
-_TABLE = re.compile(r"[ \t]{0,8}[|\u2502\u2503\u2551]")
-"""How a row of a table begins: no launcher's own words, but an exception in a group has a bar before it, too."""
 _PROGRESS_BAR = re.compile(r"[^\n]{0,300}?\d/\d{1,12} \[[^\]\n]{0,80}(?:it/s|s/it)[^\]\n]{0,200}\] ?")
 _EXCEPTION = "python.exception"
 _SOME_EXCEPTION = re.compile(
@@ -218,9 +208,9 @@ def _traceback_end(frame: HitLine, prefix: Prefix) -> HitLine | None:
 
 def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:
     """Where the signature's text stands in a line, unless the line only quotes it."""
-    if _QUOTATION.match(text) or (signature.entry.anchored and _TABLE.match(text)):
-        return None
     ahead = len(text) - len(prefix.rest)
+    if is_quotation(text, (0, *prefix.ends, ahead), launcher=signature.entry.anchored):
+        return None
     bar = _PROGRESS_BAR.match(text, ahead)
     if bar is not None:  # a progress bar has no end of line: what was printed next stands behind it
         ahead = bar.end()
@@ -237,11 +227,7 @@ def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | No
             place = start
     if found is None or (signature.entry.anchored and place > ahead and not is_relay(text[ahead:place])):
         return None
-    before = text[ahead:place]
-    if _MENTION.search(before):
-        return None
-    quoted = before.count('"') % 2 == 1 or before.count("`") % 2 == 1 or before[-1:] in {"'", '"'}
-    return None if quoted else found
+    return None if is_story(text[ahead:place], found, signature.entry.cause) else found
 
 
 def _headed(signature: Signature, match: LogMatch, line: HitLine, prefix: Prefix) -> str | None:
