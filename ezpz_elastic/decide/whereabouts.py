@@ -17,6 +17,8 @@ _PRINTED_BY_THE_RANK = frozenset({"cuda", "nccl"})
 _LAUNCHERS = frozenset({"pals", "hydra", "openmpi"})
 """Launchers whose ranks are torchrun's agents, and no ranks of the job, where torchrun speaks in the same log."""
 _TASK_LIMIT = 4096
+_LATER_STEPS = 2
+"""Ranks may print one more step after a task's end, as their output is buffered."""
 
 
 def host_table(evidence: Sequence[Evidence], context: Context) -> HostTable:
@@ -44,7 +46,7 @@ def host_table(evidence: Sequence[Evidence], context: Context) -> HostTable:
             if item.rank is not None and place is not None and not (agents and item.emitter in _LAUNCHERS):
                 told.append((item.rank, place))
             place = item.host if item.emitter == "slurm" else item.reporter
-            if place is not None:
+            if place is not None and not _of_an_earlier_step(item):
                 tasks.extend((task, place) for task in _tasks(item))
     # more ranks than hosts, and a task number for each host at most: then a task is a host's launcher of ranks
     most = max((item.rank or 0 for item in ranks), default=0)
@@ -71,6 +73,11 @@ def _one_per_host(launched: Sequence[tuple[int, str]], most: int, context: Conte
     alone = len(high) < len(hosts) and len(numbers) == len(low) == len(places)
     first = any(number > 0 and place == hosts[0] for number, place in low)
     return alone and not first and most >= len(hosts) and max(numbers, default=0) > 0
+
+
+def _of_an_earlier_step(match: LogMatch) -> bool:
+    """Whether Slurm tells of a task's end before the training steps of the log: its numbers are another launch's."""
+    return match.emitter == "slurm" and match.step is None and (match.last_step or 0) >= _LATER_STEPS
 
 
 def _tasks(match: LogMatch) -> list[int]:

@@ -28,7 +28,8 @@ PLACEHOLDERS = {
     "{task}": r"(?P<task>\d{1,7})",
     "{code}": r"(?P<code>-?\d{1,5})",
     "{slurm}": r"(?:(?:srun|slurmstepd|slurmctld|slurmd|salloc|sbatch)(?:-\S{1,40})?: {1,4})?(?:error: |fatal: )?",
-    "{end}": r"(?!\d)(?![ \t]{1,4}(?!and dumped core)[a-z(=>\-\u2013\u2014\u2192])",
+    "{end}": r"(?!\d)(?![ \t]{1,4}(?!and dumped core|\((?:SIGKILL|[Kk]illed|core dumped)\))"
+    r"[a-z(=>\-\u2013\u2014\u2192])",
     "{path}": r"(?P<path>/[^\s'\"]{1,400})",
 }
 """What a pattern may write instead of a capture group, so that every emitter spells hosts and ranks alike."""
