@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -48,11 +48,36 @@ class Notes:
         self.decisions.append(answer.round)
 
 
+class Hearts(FakeStore):
+    """What the coordinators see of hearts that beat between any two looks, even if this test's thread stands still."""
+
+    def __init__(self, job_: Job) -> None:
+        super().__init__(job_.world)
+        self._job = job_
+
+    def connect(self) -> Hearts:
+        return Hearts(self._job)
+
+    def leases(self, leases: Sequence[str]) -> list[int | None]:
+        with self.world.changed:
+            self._enter()
+            beaten = self._job.beating - self._job.late
+            self._job.late = frozenset()
+            for lease in beaten & set(leases) & self.world.beats.keys():
+                self.renew(lease, 0.5)
+            return super().leases(leases)
+
+
 class Job:
-    """Agents that beat by themselves, and the coordinators among them."""
+    """Agents and the coordinators among them.
+
+    Those ``beating`` renew their leases by themselves; those who are ``late`` not before the next look.
+    """
 
     def __init__(self) -> None:
         self.world = World()
+        self.beating: frozenset[str] = frozenset()
+        self.late: frozenset[str] = frozenset()
         self.store = FakeStore(self.world)
         self.limits = job(lease_ttl=0.5, settle=0.1, min_hosts=2, max_hosts=2)
         self.notes = Notes()
@@ -63,21 +88,20 @@ class Job:
         self.listeners[name] = Listener("127.0.0.1")
         who = member(name, **{"port": self.listeners[name].port, **changes})
         self.store.renew(who.id, 0.5)
+        self.beating |= {who.id}
         self.store.create(f"member/{who.id}", encode(who))
         self.store.append(encode(Joined(who)))
         if coordinate:
-            self.coordinators[name] = Coordinator(
-                Means(FakeStore(self.world), self.limits, who, retire_the_lost, self.notes)
-            )
+            self.coordinators[name] = Coordinator(Means(Hearts(self), self.limits, who, retire_the_lost, self.notes))
             self.coordinators[name].start()
         return who
 
     def until(self, what: Callable[[], object], why: str, beating: tuple[Member, ...] = ()) -> None:
-        deadline = time.monotonic() + 10
+        """Wait until something is so, while these members beat and no others."""
+        self.beating = frozenset(who.id for who in beating)
+        deadline = time.monotonic() + 60
         while not what():
             assert time.monotonic() < deadline, why
-            for who in beating:
-                self.store.renew(who.id, 0.5)
             with self.world.changed:
                 self.world.changed.wait(0.02)
 
@@ -88,7 +112,7 @@ class Job:
     def close(self) -> None:
         for coordinator in self.coordinators.values():
             coordinator.stop()
-            coordinator.join(5)
+            coordinator.join(60)
             assert not coordinator.is_alive()
         for listener in self.listeners.values():
             listener.close()
@@ -145,14 +169,14 @@ def test_a_new_leader_decides_a_case_its_predecessor_left_open(jobs):
     jobs.store.create(opening_key(1), encode(roster))
     jobs.store.append(encode(report(b, 1, conclusive=True)))
     jobs.listeners.pop("a").close()
-    jobs.coordinators["c"] = Coordinator(Means(FakeStore(jobs.world), jobs.limits, c, retire_the_lost, jobs.notes))
+    jobs.coordinators["c"] = Coordinator(Means(Hearts(jobs), jobs.limits, c, retire_the_lost, jobs.notes))
     jobs.coordinators["c"].start()
     jobs.until(lambda: decision_key(1) in jobs.world.records, "the decision", (b, c))
     assert jobs.notes.decisions == [1]
     jobs.until(lambda: opening_key(2) in jobs.world.records, "round 2", (b, c))
 
 
-class Overtaking(FakeStore):
+class Overtaking(Hearts):
     """Another leader is a moment faster with every decision, and dies of it."""
 
     def create(self, key: str, value: bytes) -> bytes:
@@ -164,7 +188,7 @@ class Overtaking(FakeStore):
 
 def test_what_a_rival_has_committed_and_not_lived_to_write_down_is_written_down(jobs):
     a, b = jobs.join("a"), jobs.join("b")
-    leader = Leader(Means(Overtaking(jobs.world), jobs.limits, a, retire_the_lost, jobs.notes), 1)
+    leader = Leader(Means(Overtaking(jobs), jobs.limits, a, retire_the_lost, jobs.notes), 1)
     leader.turn()
     jobs.store.append(encode(report(b, 1, conclusive=True)))
     with pytest.raises(StoreUnavailable, match="round/1/decision was committed by another leader"):
@@ -179,9 +203,12 @@ def test_what_a_rival_has_committed_and_not_lived_to_write_down_is_written_down(
 def test_a_store_that_goes_away_and_comes_back_loses_nobody(jobs):
     a, b = jobs.join("a", coordinate=True), jobs.join("b")
     jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b))
+    jobs.until(lambda: jobs.world.beats[b.id] > 1, "the other's lease has been seen", (a, b))
     jobs.world.change(down=True)
     time.sleep(3 * jobs.limits.lease_ttl)  # the outage itself, longer than any lease
+    jobs.late = frozenset({a.id, b.id})  # whoever leads may look before anybody has had the time to beat
     jobs.world.change(down=False)
+    jobs.until(lambda: not jobs.late, "it looks", (a, b))
     jobs.store.append(encode(report(b, 1, conclusive=True)))
     jobs.until(lambda: opening_key(2) in jobs.world.records, "the job goes on", (a, b))
     assert jobs.record(decision_key(1), Decision).retired == ()
@@ -238,7 +265,7 @@ def test_a_malformed_committed_record_ends_this_coordinator_and_says_which(jobs,
     jobs.store.create(opening_key(1), b"{]")
     jobs.join("a", coordinate=True)
     coordinator = jobs.coordinators["a"]
-    coordinator.join(5)
+    coordinator.join(60)
     assert "malformed record at 'round/1/opening'" in str(coordinator.failure)
 
 
@@ -247,9 +274,9 @@ def test_a_decider_that_fails_ends_this_coordinator_and_not_the_job(jobs):
         raise ZeroDivisionError("no idea")
 
     a, b = jobs.join("a"), jobs.join("b")
-    jobs.coordinators["a"] = Coordinator(Means(FakeStore(jobs.world), jobs.limits, a, broken, jobs.notes))
+    jobs.coordinators["a"] = Coordinator(Means(Hearts(jobs), jobs.limits, a, broken, jobs.notes))
     jobs.coordinators["a"].start()
     jobs.until(lambda: opening_key(1) in jobs.world.records, "round 1", (a, b))
     jobs.store.append(encode(report(b, 1, conclusive=True)))
-    jobs.coordinators["a"].join(5)
+    jobs.coordinators["a"].join(60)
     assert isinstance(jobs.coordinators["a"].failure, ZeroDivisionError)

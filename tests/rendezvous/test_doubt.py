@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from support.fake_store import FakeStore, World
 
 from rendezvous.coordinator import Part
 from rendezvous.lead import Means
-from rendezvous.liveness import Listener
+from rendezvous.liveness import Listener, refused
 from rendezvous.records import CoordinatorRecord, Decision, Joined, Member, encode
 from rendezvous.replay import decision_key, opening_key
 from rendezvous.stores import Mail
@@ -56,7 +56,14 @@ class Hosts:
             self.store.create(f"member/{who.id}", encode(who))
             self.store.append(encode(Joined(who)))
             store = Prompt(self.world)
-            self.parts[name] = Part(Means(store, self.limits, who, retire_the_lost, Silent(), lambda: self.now))
+            means = Means(store, self.limits, who, retire_the_lost, Silent(), lambda: self.now, self.ask)
+            self.parts[name] = Part(means)
+
+    @staticmethod
+    def ask(members: Sequence[Member], timeout: float) -> list[Member]:
+        """Every one of these ports answers or refuses at once, if the machine does not stand still just then."""
+        del timeout
+        return refused(members, 60.0)
 
     def turns(self, name: str, seconds: float = 0.0) -> None:
         """Let one host's coordinator have a few turns, after some time."""

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 
 import pytest
 from support.builders import decision, job, member, report, retire_the_lost
@@ -59,7 +60,7 @@ class Job:
 
     def add(self, name: str, **limits: object) -> EzpzRendezvousHandler:
         listener = Listener("127.0.0.1")
-        values: dict[str, object] = {"run_id": "run", "last_call": 0.5, "join_timeout": 20.0, "lease_ttl": 2.0}
+        values: dict[str, object] = {"run_id": "run", "last_call": 0.5, "join_timeout": 60.0, "lease_ttl": 10.0}
         made = EzpzRendezvousHandler(
             store=TcpStore("127.0.0.1", self.server.port, "run"),
             job=job(**{**values, **limits}),
@@ -84,7 +85,7 @@ class Job:
         self.threads[-1].start()
 
     def until(self, what: Callable[[], object], why: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not what():
             assert time.monotonic() < deadline, f"{why}; errors: {self.errors}"
             time.sleep(0.01)
@@ -93,7 +94,7 @@ class Job:
         for handler in self.handlers:
             handler.interrupted.set()
         for thread in self.threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
         for handler in self.handlers:
             assert handler.shutdown()
@@ -196,6 +197,15 @@ def test_shutdown_closes_everything_and_may_be_repeated(running):
 def test_no_store_in_time_is_a_timeout_and_a_person_who_waits_is_told_before(running, monkeypatch, caplog):
     monkeypatch.setattr(module, "STORE_PATIENCE", 0.1)
     late = running.add("h0", join_timeout=0.9)
+    now = 0.0  # of a clock that goes on while the agent pauses, and by nothing else
+
+    def pause(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return False
+
+    monkeypatch.setattr(late.interrupted, "wait", pause)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     late._store = TcpStore("127.0.0.1", 1, "run")
     with pytest.raises(RendezvousTimeoutError, match=r"no store within 0\.9 s"):
         late.next_rendezvous()
@@ -278,7 +288,7 @@ class Slow:
         return Slow(self._store.connect(), self._opened)
 
     def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
-        self._opened.wait(20)
+        self._opened.wait(60)
         return getattr(self._store, name)
 
 
@@ -305,7 +315,7 @@ class Busy:
 
     def renew(self, lease: str, ttl: float) -> None:
         self.inside.set()
-        self.let_go.wait(20)
+        self.let_go.wait(60)
 
     def close(self) -> None:
         threading.Timer(0.2, self.let_go.set).start()
@@ -318,7 +328,7 @@ def test_an_agent_whose_goodbye_fails_still_waits_for_its_threads(running, monke
     running.until(lambda: running.infos, "the round is formed")
     heart, busy = handler._heart, Busy()
     monkeypatch.setattr(heart, "_store", busy)
-    assert busy.inside.wait(20)
+    assert busy.inside.wait(60)
 
     def gone(value: bytes) -> None:
         raise StoreUnavailable("gone")

@@ -16,6 +16,9 @@ from support.ports import mute
 from rendezvous.liveness import AT_ONCE, LeaseClock, Listener, refused
 from rendezvous.names import MOST, Names
 
+LIMITS = (2.0, 6.0)
+"""Seconds that are all used up where somebody does not answer; the second for a machine that stood still meanwhile."""
+
 
 def test_a_lease_ends_when_its_number_has_not_changed_for_its_time():
     clock = LeaseClock(5.0)
@@ -57,10 +60,10 @@ def test_a_lease_that_is_no_longer_asked_for_is_forgotten():
 def test_a_port_answers_while_its_agent_lives_and_refuses_when_it_is_gone():
     listener = Listener("127.0.0.1")
     alive = member("alive", port=listener.port)
-    assert refused([alive], 1.0) == []
+    assert refused([alive], 30.0) == []
     listener.drain()
     listener.close()
-    assert refused([alive], 1.0) == [alive]
+    assert refused([alive], 30.0) == [alive]
 
 
 class NameService:
@@ -94,7 +97,7 @@ def test_names_that_nobody_answers_for_keep_no_other_host_from_being_asked(monke
     service, names = NameService(monkeypatch), Names()
     slow = [member(f"slow{number}", addr=f"slow{number}") for number in range(50)]
     gone = [member(f"gone{number}", port=dead) for number in range(3)]
-    assert refused(slow + gone, 2.0, names) == gone
+    assert any(refused(slow + gone, limit, names) == gone for limit in LIMITS)
     assert refused(slow, 0.1, names) == []
     assert len(service.asked) <= MOST, "and none of them is asked for again while its answer is awaited"
     service.let_go.set()
@@ -107,7 +110,7 @@ def test_a_name_that_comes_late_is_asked_the_next_time(monkeypatch, dead):
     service.let_go.set()
     assert names.of([gone], 30.0)
     monkeypatch.setattr(socket, "getaddrinfo", None)
-    assert refused([gone], 1.0, names) == [gone], "its address is known for as long as it lives"
+    assert refused([gone], 30.0, names) == [gone], "its address is known for as long as it lives"
 
 
 def test_a_name_that_is_known_only_by_ipv6_is_asked_there(monkeypatch):
@@ -115,18 +118,18 @@ def test_a_name_that_is_known_only_by_ipv6_is_asked_there(monkeypatch):
         pytest.skip("this system has no IPv6")
     listener, names = Listener("::1"), Names()
     NameService(monkeypatch, node7=["::1"])
-    assert refused([member("alive", addr="node7", port=listener.port)], 1.0, names) == []
+    assert refused([member("alive", addr="node7", port=listener.port)], 30.0, names) == []
     gone = member("gone", addr="node7", port=listener.port)
     listener.close()
-    assert refused([gone], 1.0, names) == [gone]
+    assert refused([gone], 30.0, names) == [gone]
 
 
 def test_a_name_with_several_addresses_refuses_only_if_each_of_them_does(monkeypatch, dead):
     listener, names = Listener("127.0.0.1"), Names()
     NameService(monkeypatch, both=["127.0.0.77", "127.0.0.1"], none=["127.0.0.77", "127.0.0.78"])
-    assert refused([member("alive", addr="both", port=listener.port)], 1.0, names) == []
+    assert refused([member("alive", addr="both", port=listener.port)], 30.0, names) == []
     gone = member("gone", addr="none", port=listener.port)
-    assert refused([gone], 1.0, names) == [gone]
+    assert refused([gone], 30.0, names) == [gone]
     listener.close()
 
 
@@ -135,7 +138,7 @@ def test_hosts_that_do_not_answer_hide_no_refusal_behind_them(dead, silent):
     with mute() as port:
         silence = [member(f"mute{number}", port=port) for number in range(silent)]
         gone = [member(f"gone{number}", port=dead) for number in range(AT_ONCE + 44)]
-        assert refused(silence + gone, 2.0) == gone
+        assert any(refused(silence + gone, limit) == gone for limit in LIMITS)
 
 
 def test_an_unreachable_address_is_no_refusal():
@@ -164,8 +167,8 @@ def test_an_agent_that_has_no_descriptor_left_answers_all_the_same_and_accuses_n
     dead.close()
     with socket.create_connection(("127.0.0.1", listener.port)) as asked, no_descriptor_left():
         listener.drain()
-        assert refused([member(1, host="127.0.0.1", port=dead.port)], 1.0) == []
+        assert refused([member(1, host="127.0.0.1", port=dead.port)], 30.0) == []
         asked.setblocking(False)
     listener.drain()
-    assert refused([member(1, host="127.0.0.1", port=dead.port)], 1.0) != []
+    assert refused([member(1, host="127.0.0.1", port=dead.port)], 30.0) != []
     listener.close()
