@@ -23,6 +23,8 @@ from ezpz_elastic.decide.verdict import Cause, Verdict, VerdictKind
 __all__ = ["Context", "classify"]
 
 _AGENT_SIGNALLED = frozenset({"torch.elastic-signalled", "torch.elastic-signal-exception"})
+_SILENCE = 124
+"""Exit code of a job that was killed because it had gone on for a while and then said nothing any more."""
 _EVIDENCE_LIMIT = 20
 _SET_ASIDE_LIMIT = 40
 _LONG_AFTER_STEPS = 10
@@ -81,7 +83,8 @@ def _split_survived(case: Gathered, exit_code: int | None, context: Context) -> 
         done = {item.source: item.order for item in case.findings if item.signature == "launcher.trainer-done"}
         handled |= {id(item) for item in primaries if item.order < done.get(item.source, item.order)}
     transient = {id(item) for item in primaries if went_on(item, _TRANSIENT_STEPS)}
-    if any(id(item) not in handled | transient for item in primaries):  # something later is left to explain the end
+    later = any(id(item) not in handled | transient for item in primaries)
+    if later or exit_code == _SILENCE:  # something later is left to explain the end, or it ended of nothing said
         handled |= transient
     return (
         [item for item in primaries if id(item) not in handled],
