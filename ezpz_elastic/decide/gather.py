@@ -37,8 +37,6 @@ from ezpz_elastic.decide.whereabouts import host_table
 __all__ = ["Gathered", "gather"]
 
 _TEARDOWN_CODES = frozenset({15, 143, -15, 2, -2, 130})
-_INTRODUCED = "launcher.rank-introduced"
-"""What only tells where a rank runs: it is no part of the story."""
 _DAY_S = 86400.0
 _REORDER_S = 300.0
 _KILLED_CODES = frozenset({9, 137, -9})
@@ -177,7 +175,7 @@ def _printed_before(file: str, time: float, other: tuple[str, float | None, Evid
 def _add_log_match(
     match: LogMatch, index: int, table: HostTable, findings: list[Finding], dropped: list[EvidenceLine]
 ) -> None:
-    if match.signature == _INTRODUCED:
+    if match.emitter == "places":  # no part of the story
         return
     spelled = spelled_host(match, table)
     host = table.name(spelled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ezpz_elastic.decide.context import Context
 
@@ -21,6 +21,7 @@ class HostTable:
         told: (rank, host as spelled) pairs from lines of the same log that name both.
         tasks: (task, host as spelled) pairs of a launcher whose tasks may be ranks or whole hosts (``srun``).
         tasks_are_ranks: whether nothing speaks against one task being one rank.
+        ordered: whether nothing speaks against the layout that the attempt is said to have.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class HostTable:
         tasks: Iterable[tuple[int, str]] = (),
         *,
         tasks_are_ranks: bool = True,
+        ordered: bool = True,
     ) -> None:
         self._context = context
         self._by_key: dict[str, str] = {}
@@ -38,10 +40,13 @@ class HostTable:
             if key is not None:
                 self._by_key.setdefault(key, host)
         self._told = self._consistent(told)
-        self._layout = self._choose_layout()
+        self._layout = self._choose_layout(ordered)
         self._tasks = self._consistent(tasks)
-        if tasks_are_ranks and not self._told and not self._derived():
-            self._told = self._tasks
+        if tasks_are_ranks and not self._told:
+            if not self._derived():
+                self._told = self._tasks
+            elif not self._fits(self._tasks, self._layout):
+                self._layout = ""
 
     @property
     def known(self) -> bool:
@@ -111,15 +116,18 @@ class HostTable:
             return None
         return self.name(hosts[rank % len(hosts)] if layout == "round_robin" else hosts[rank // per_host])
 
-    def _choose_layout(self) -> str:
+    def _choose_layout(self, ordered: bool) -> str:
         """The asked-for layout unless the log contradicts it; the other one only if several lines bear it out."""
         asked = self._context.layout
         other = "round_robin" if asked == "block" else "block"
         for layout in (asked, other):
-            if all(self._by_layout(rank, layout) in (host, None) for rank, host in self._told.items()):
+            if self._fits(self._told, layout):
                 borne_out = len(self._told) >= _LAYOUT_LINES and len(set(self._told.values())) > 1
-                return layout if layout == asked or borne_out else ""
+                return layout if (layout == asked and ordered) or borne_out else ""
         return ""
+
+    def _fits(self, places: Mapping[int, str], layout: str) -> bool:
+        return all(self._by_layout(rank, layout) in (host, None) for rank, host in places.items())
 
     def _consistent(self, pairs: Iterable[tuple[int, str]]) -> dict[int, str]:
         seen: dict[int, str | None] = {}

@@ -10,12 +10,13 @@ from ezpz_elastic.decide.hosts import HostTable
 
 __all__ = ["host_table"]
 
-_TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda"})
+_TELLS_PLACE = frozenset({"pals", "hydra", "openmpi", "torch", "nccl", "cuda", "places"})
 """Emitters whose lines name a rank and the very host it ran on."""
-_PRINTED_BY_THE_RANK = frozenset({"cuda", "nccl"})
+_PRINTED_BY_THE_RANK = frozenset({"cuda", "nccl", "places"})
 """Emitters whose lines are printed by the very rank they name, so that whoever is said to print them is its host."""
 _LAUNCHERS = frozenset({"pals", "hydra", "openmpi"})
 """Launchers whose ranks are torchrun's agents, and no ranks of the job, where torchrun speaks in the same log."""
+_NOT_IN_ORDER = "places.not-in-order"
 _TASK_LIMIT = 4096
 _LATER_STEPS = 2
 """Ranks may print one more step after a task's end, as their output is buffered."""
@@ -52,7 +53,8 @@ def host_table(evidence: Sequence[Evidence], context: Context) -> HostTable:
     most = max((item.rank or 0 for item in ranks), default=0)
     per_host = most >= len(context.hosts) > max((task for task, _ in tasks), default=0)
     per_host = per_host or _one_per_host(tasks, most, context)
-    return HostTable(context, told, tasks, tasks_are_ranks=not elastic and not per_host)
+    ordered = not any(isinstance(item, LogMatch) and item.signature == _NOT_IN_ORDER for item in evidence)
+    return HostTable(context, told, tasks, tasks_are_ranks=not elastic and not per_host, ordered=ordered)
 
 
 def _one_per_host(launched: Sequence[tuple[int, str]], most: int, context: Context) -> bool:
