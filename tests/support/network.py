@@ -21,13 +21,13 @@ from support.etcd import binary
 
 __all__ = ["LEASE", "Network", "ip", "running_network", "why_not"]
 
-LEASE = 2.0
-CONF = f"lease_ttl={LEASE:g},settle=0.5,grace=2,join_timeout=120"
+LEASE = 4.0
+CONF = "lease_ttl={lease:g},settle=0.5,grace=2,join_timeout=120"
 COUNT = 'n=0; while true; do echo "step=$n "; n=$((n+1)); sleep 0.1; done'
 
 
 def ip(*words: str, check: bool = True) -> str:
-    done = subprocess.run(["ip", *words], check=False, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["ip", *words], check=False, capture_output=True, text=True, timeout=60)
     if check and done.returncode:
         raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -52,10 +52,17 @@ def why_not() -> str:
 
 
 class Network(Cluster):
-    """A bridge; behind it a namespace for the store (number 1) and one for each host (2, 3, …)."""
+    """A bridge; behind it a namespace for the store (number 1) and one for each host (2, 3, …).
 
-    def __init__(self, directory: Path, hosts: int = 4) -> None:
+    Args:
+        directory: where its data and logs go.
+        hosts: how many namespaces.
+        lease: seconds after which an agent that does not renew its lease is lost.
+    """
+
+    def __init__(self, directory: Path, hosts: int = 4, lease: float = LEASE) -> None:
         super().__init__(directory)
+        self.lease = lease
         self.tag = f"ez{uuid.uuid4().hex[:6]}"
         chosen = random.SystemRandom()
         self.subnet = f"10.{chosen.randrange(64, 255)}.{chosen.randrange(255)}"
@@ -94,7 +101,13 @@ class Network(Cluster):
         torchrun = str(Path(sys.executable).parent / "torchrun")
         command = ["ip", "netns", "exec", self.name(number), torchrun, "--rdzv-backend=ezpz"]
         address = [f"--local-addr={self.address(number)}"]
-        self.start(number, ["--no-python", "sh", "-c", COUNT], command=command, options=address, conf=CONF)
+        self.start(
+            number,
+            ["--no-python", "sh", "-c", COUNT],
+            command=command,
+            options=address,
+            conf=CONF.format(lease=self.lease),
+        )
 
     def cut(self, number: int) -> None:
         """Neither arrives anything nor leaves anything."""
@@ -117,7 +130,7 @@ class Network(Cluster):
         """Whether a packet gets there and its answer back."""
         command = ["ip", "netns", "exec", self.name(source), sys.executable, "-c"]
         code = f"import socket; socket.create_connection(('{self.address(target)}', 2379), 1)"
-        return subprocess.run([*command, code], check=False, capture_output=True, timeout=20).returncode == 0
+        return subprocess.run([*command, code], check=False, capture_output=True, timeout=60).returncode == 0
 
     def pids(self, number: int, round_number: int) -> list[int]:
         """Pids of a host's workers in a round."""
@@ -141,9 +154,9 @@ class Network(Cluster):
 
 
 @contextmanager
-def running_network(directory: Path) -> Iterator[Network]:
+def running_network(directory: Path, lease: float = LEASE) -> Iterator[Network]:
     """A store, two hosts at work in round 1 (numbers 2 and 3) and a spare (4) that stands by."""
-    made = Network(directory)
+    made = Network(directory, lease=lease)
     try:
         made.serve()
         made.await_true(lambda: made.reaches(2, 1), "etcd answers")
