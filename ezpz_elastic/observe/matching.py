@@ -209,7 +209,8 @@ def _traceback_end(frame: HitLine, prefix: Prefix) -> HitLine | None:
 def _find(signature: Signature, text: str, prefix: Prefix) -> re.Match[str] | None:
     """Where the signature's text stands in a line, unless the line only quotes it."""
     ahead = len(text) - len(prefix.rest)
-    quoted = is_quotation(text, (0, *prefix.ends, ahead), launcher=signature.entry.anchored)
+    entry = signature.entry
+    quoted = is_quotation(text, (0, *prefix.ends, ahead), launcher=entry.anchored, headed=entry.heading)
     if quoted and signature.emitter != "places":  # a shell's trace tells how ranks were placed
         return None
     bar = _PROGRESS_BAR.match(text, ahead)

@@ -28,19 +28,24 @@ _DENIED = re.compile(
 )
 """Words behind a signature's text that ask whether it is so, deny it or say that it is looked for."""
 _LISTED = re.compile(r"[\"'], {0,2}[\"']")
+_INDENTED = re.compile(r"\t| {4}")
+"""How a block that is cited begins: a launcher's own words are not indented."""
 _TABLE = re.compile(r"[ \t]{0,8}[|\u2502\u2503\u2551]")
 """How a row of a table begins: no launcher's own words, but an exception in a group has a bar before it, too."""
 
 
-def is_quotation(text: str, begins: Sequence[int], *, launcher: bool) -> bool:
-    """Whether a whole line is quoted: an item of a list, of a mail, of a shell's trace; a row of a table.
+def is_quotation(text: str, begins: Sequence[int], *, launcher: bool, headed: bool = False) -> bool:
+    """Whether a whole line is quoted: an item of a list, of a mail, of a shell's trace; a row of a table; a block's.
 
     Args:
         text: the clean line.
         begins: where its own text may begin: behind any of the labels that stand before it.
         launcher: whether a launcher's own words are looked for, which stand in no table.
+        headed: whether they are told below a heading, where they may be indented.
     """
     if _ITEM.match(text) or any(_QUOTATION.match(text, at) for at in begins):
+        return True
+    if launcher and not headed and _INDENTED.match(text):
         return True
     return launcher and any(_TABLE.match(text, at) for at in begins)
 
