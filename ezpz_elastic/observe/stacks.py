@@ -30,6 +30,10 @@ SPY_PATIENCE = 5.0
 SIGNAL_PATIENCE = 1.0
 """Seconds a process gets to answer a signal with its stacks."""
 
+_OUTERMOST = ("in <module>", "in _run_module_as_main", "...")
+"""How the last line of such an answer ends: the main thread comes last, and its outermost frame is the program's,
+unless there are too many. One that ends otherwise is not whole: whoever writes it has no processor at the moment."""
+
 _BLOCKED = 0.25
 """Seconds after which a process that was in uninterruptible sleep is looked at again."""
 
@@ -135,14 +139,12 @@ def _by_signal(pid: int, answer: Path) -> str:
         os.kill(pid, signal.SIGUSR2)
     except (OSError, ValueError):
         return ""
-    deadline, size = time.monotonic() + SIGNAL_PATIENCE, before
+    deadline, said = time.monotonic() + SIGNAL_PATIENCE, ""
     try:
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not said.endswith(_OUTERMOST):
             time.sleep(0.02)
-            size, last = answer.stat().st_size, size
-            if size > before and size == last:
-                break
-        return answer.read_bytes()[before:].decode(errors="replace")
+            said = answer.read_bytes()[before:].decode(errors="replace").rstrip()
+        return said
     except OSError:
         return ""  # somebody has removed the file
 

@@ -302,6 +302,38 @@ def test_a_process_answers_by_signal_where_py_spy_cannot_be_had(process, tmp_pat
     assert process.poll() is None
 
 
+HALTING = """
+import os, signal, time
+def answer(*_):
+    with open(os.environ["ANSWER"], "w") as file:
+        file.write("Thread 0x01 (most recent call first):\\n  File \\"queue.py\\", line 1 in all_reduce\\n")
+        file.flush()
+        time.sleep(0.2)  # far longer than from one look to the next
+        file.write("\\nThread 0x02 (most recent call first):\\n  File \\"job.py\\", line 2 in load\\n")
+        file.write("  File \\"job.py\\", line 9 in <module>\\n")
+signal.signal(signal.SIGUSR2, answer)
+print("here", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_an_answer_that_stops_for_a_while_is_awaited_to_the_main_threads_end(tmp_path, monkeypatch):
+    """Else the frames of another thread would pass for the main thread's."""
+    monkeypatch.setattr(stacks, "_by_spy", lambda pid: "")
+    monkeypatch.setattr(stacks, "SIGNAL_PATIENCE", 60.0)
+    answer = tmp_path / "answer"
+    answer.touch()
+    env = {**os.environ, "ANSWER": str(answer)}
+    with subprocess.Popen([sys.executable, "-c", HALTING], env=env, stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        assert made.stdout.readline() == b"here\n"
+        seen = look(made.pid, answer)
+        made.kill()
+    assert "in all_reduce" in seen.text
+    assert seen.frame == 'File "job.py", line 2 in load'
+
+
 def test_a_process_that_answers_nothing_is_left_alone_and_the_kernel_still_tells(tmp_path, monkeypatch):
     monkeypatch.setattr(stacks, "_by_spy", lambda pid: "")
     with subprocess.Popen(["sleep", "100"]) as made:
