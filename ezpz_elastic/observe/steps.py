@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 __all__ = ["StepTracker", "first_step"]
 
@@ -16,6 +17,12 @@ _STEP = re.compile(
 _NOT_TRAINING = re.compile(rb"resum|restor|loaded|loading|saved|saving|starting|failed|error:", re.I)
 _WINDOW = 768
 _FURTHER_BACK = (8192, 65536, 524288)
+_ANEW_STEPS = 50
+"""So many steps from where the counter had fallen to are no other ranks' buffered lines: training has begun anew."""
+_ANEW_BYTES, _ANEW_PLACES = 65536, 8
+_SKEW = 8
+"""Steps that one rank's lines may come behind another's."""
+_WORD = re.compile(rb"[Ss]tep|[Ii]ter")
 _WORDS = (b"step", b"iter", b"Step", b"Iter")
 
 
@@ -30,18 +37,24 @@ class StepTracker:
     Attributes:
         last: the last step seen; ``None`` before the first.
         before: the one that was shown before it and differs from it; ``None`` if only one was ever seen.
+        begun: the step to which the counter fell last, when training began anew; ``None`` if it never fell.
     """
 
     def __init__(self) -> None:
         self.last: int | None = None
         self.before: int | None = None
+        self.begun: int | None = None
         self._at_end = False
 
     def since(self, step: int | None) -> int | None:
         """How far training came after ``step``: that step itself where only one line says that it went on.
 
         One progress line behind a failure was buffered, or is another rank's; the last line of a log is no better.
+        Where the counter has fallen since, what was trained from there on counts as if it had gone on from ``step``.
         """
+        if step is not None and self.last is not None and self.begun is not None and self.last < step:
+            made = self.last - self.begun
+            return step + made if made >= _ANEW_STEPS else step
         if self.last is None or self.before is None or (step is not None and self.before <= step):
             return step
         return self.before if self._at_end else max(self.before, self.last)
@@ -60,8 +73,18 @@ class StepTracker:
         steps = _last_in(data, start, end, further=not whole)
         for step in steps:
             if step != self.last:
+                if self.last is not None and step < self.last - _SKEW:
+                    self.begun = min([step, *_first_in(data, start, min(end, start + _ANEW_BYTES))])
                 self.before, self.last = self.last, step
         return bool(steps)
+
+
+def _first_in(data: bytes, start: int, end: int) -> list[int]:
+    """The first few steps, of the first few places where the word stands."""
+    found: list[int] = []
+    for place in islice(_WORD.finditer(data, start, end), _ANEW_PLACES):
+        found += _steps(data[max(start, place.start() - 80) : min(place.end() + 64, end)])
+    return found
 
 
 def _last_in(data: bytes, start: int, end: int, *, further: bool) -> list[int]:
