@@ -182,23 +182,24 @@ class RanksFailed(CheckpointError):
     Args:
         what: what was being done.
         failures: the ranks that met trouble themselves, lowest first; ranks that merely heard of it are not here.
+        where: what they were at, in words; told on a line of its own, because a path may be long.
     """
 
-    def __init__(self, what: str, failures: tuple[Failure, ...]) -> None:
+    def __init__(self, what: str, failures: tuple[Failure, ...], where: str = "") -> None:
         self.what = what
         self.failures = failures
-        super().__init__(self._text())
+        super().__init__(self._text(where))
 
     @property
     def errno(self) -> int | None:
         """The errno of the first failing rank that has one."""
         return next((f.errno for f in self.failures if f.errno is not None), None)
 
-    def _text(self) -> str:
+    def _text(self, where: str) -> str:
         first = self.failures[0]
         # On one line: a rank that merely heard of it may end first, and then nothing else says what it ended of.
         why = f"rank {first.rank} with {first.text.partition(chr(10))[0]}"
-        lines = [f"{self.what}: {len(self.failures)} rank(s) failed, {why}"]
+        lines = [f"{self.what}: {len(self.failures)} rank(s) failed, {why}", *([where] if where else [])]
         for failure in self.failures:
             where = f" writing {failure.path}" if failure.path and failure.kind is FailureKind.STORAGE else ""
             osts = f" (tried OST {', '.join(map(str, failure.osts))})" if failure.osts else ""

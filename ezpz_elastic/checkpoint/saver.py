@@ -202,7 +202,7 @@ class Save:
         reduce: Callable[[list[Any]], Any],
         on_failure: Callable[[], None] | None = None,
     ) -> Any:
-        what = f"checkpoint of step {self._request.step} not saved ({doing} {self._final})"
+        what = f"checkpoint of step {self._request.step} not saved"
         try:
             return all_reduce(peers, what, local, reduce, on_failure)
         except RanksFailed as failed:
@@ -213,7 +213,7 @@ class Save:
                     raise Superseded(failure.text) from failed
                 if failure.kind is FailureKind.USAGE:
                     raise UsageError(failure.text) from failed
-            raise SaveFailed(failed.what, failed.failures) from failed.__cause__
+            raise SaveFailed(failed.what, failed.failures, f"while {doing} {self._final}") from failed.__cause__
 
     def _discard(self) -> None:
         if self._partial.exists():

@@ -291,7 +291,7 @@ def test_a_rank_that_only_heard_of_a_failed_save_says_what_it_failed_of(tmp_path
     """It may end before the rank that failed does, whose agent then reports too late."""
     stderr = tmp_path / "stderr.log"
     try:
-        raise SaveFailed("checkpoint of step 5 not saved (writing /lus/run/step-5)", (failure_of(0, error),))
+        raise SaveFailed("checkpoint of step 5 not saved", (failure_of(0, error),), "while writing /lus/run/step-5")
     except SaveFailed:
         stderr.write_text("".join(f"[rank2]: {line}\n" for line in traceback.format_exc().splitlines()))
     told = last_error(stderr)
