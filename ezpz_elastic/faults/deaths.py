@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
@@ -50,11 +49,16 @@ def kill(pids: Collection[int], signum: signal.Signals = signal.SIGKILL, patienc
             except ProcessLookupError:
                 continue  # it died before its time: no receipt for it
         began = time.monotonic()
-        gone = _seen_dead(held, began)
+        gone, struck = _seen_dead(held, began), False
         for descriptor, pid in held.items():
-            if pid not in gone:
-                with contextlib.suppress(ProcessLookupError):  # the first death has brought this one about
-                    signal.pidfd_send_signal(descriptor, signum)
+            if pid in gone:
+                continue
+            try:
+                signal.pidfd_send_signal(descriptor, signum)
+                struck = True
+            except ProcessLookupError:
+                if not struck:  # else the first death has brought this one about
+                    gone.add(pid)
         dead = _seen_dead(held, began + patience) - gone
         seconds = time.monotonic() - began
     finally:

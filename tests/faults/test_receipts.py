@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -106,6 +107,24 @@ def test_somebody_elses_kill_is_no_receipt_for_ours():
     assert not kill([]).landed, "nothing was harmed"
     gone.wait(60)
     living.wait(60)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_who_is_gone_when_the_signal_comes_is_ours_only_if_it_may_have_died_of_the_first(at: int, monkeypatch):
+    victims = [sleeper(), sleeper()]
+    send, sent = signal.pidfd_send_signal, itertools.count()
+
+    def late(descriptor: int, signum: int) -> None:
+        if next(sent) == at:
+            victims[at].kill()
+            victims[at].wait(60)  # reaped: it takes no signal any more
+        send(descriptor, signum)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", late)
+    harm = kill([victim.pid for victim in victims])
+    assert harm.landed == (at == 1)
+    assert set(harm.pids) == {victim.pid for victim in victims[1 - at :]}
+    assert [victim.wait(60) for victim in victims] == [-signal.SIGKILL] * 2
 
 
 def test_a_stopped_process_is_seen_stopped(tmp_path: Path):
