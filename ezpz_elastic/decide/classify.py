@@ -49,11 +49,11 @@ def classify(evidence: Sequence[Evidence], context: Context = Context()) -> Verd
         return _settled(stop, case, context)
     primaries, outlived = _split_survived(case, exit_code, context)
     root = choose_root(primaries)
-    if root is None and exit_code not in {0, 124, 130, -2} and not is_walltime_kill(case, exit_code):
+    if root is None and exit_code not in {0, _SILENCE, 130, -2} and not is_walltime_kill(case, exit_code):
         root, outlived = choose_root(outlived), []
-    if root is None and exit_code == 124:
+    if root is None and exit_code == _SILENCE:
         root = choose_root(_waits_for_storage(case))
-    if root is None and exit_code not in {0, 124, 130, -2}:
+    if root is None and exit_code not in {0, _SILENCE, 130, -2}:
         root = _weak_root(case, exit_code)
     if root is None:
         return _settled(from_exit_code(case, exit_code, context), case, context)
