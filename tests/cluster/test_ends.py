@@ -40,7 +40,7 @@ def workers(cluster: Cluster, round_number: int, count: int, host: int = 2) -> l
 
 def finish(cluster: Cluster, host: int = 2) -> None:
     cluster.agents[host].send_signal(signal.SIGTERM)
-    cluster.wait(host)
+    cluster.wait(host, 25)
     cluster.assert_nothing_left()
 
 

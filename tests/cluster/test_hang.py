@@ -19,7 +19,7 @@ def verdict(cluster: Cluster) -> dict[str, object]:
 def finish(cluster: Cluster) -> None:
     for host in (2, 3):
         cluster.agents[host].send_signal(signal.SIGTERM)
-    assert [cluster.wait(2), cluster.wait(3)] == [128 + signal.SIGTERM] * 2
+    assert [cluster.wait(2, 25), cluster.wait(3, 25)] == [128 + signal.SIGTERM] * 2
     cluster.assert_nothing_left()
 
 
@@ -65,7 +65,7 @@ def test_a_rank_outside_the_collective_in_which_all_others_wait_is_named(cluster
 def test_a_first_step_that_does_not_come_has_a_limit_of_its_own(cluster):
     (cluster.directory / "wait.py").write_text("import time\ntime.sleep(100)\n")
     cluster.start(2, ["wait.py"], nnodes="1:1", conf="startup_timeout=2", max_restarts=0)
-    assert cluster.wait(2) != 0
+    assert cluster.wait(2, 30) != 0
     assert cluster.events("verdict")[0]["cause"] == "hang"
     assert cluster.outcome()["cause"] == "hang"
     assert "wait.py" in cluster.text("rounds/1/0/stacks.txt")

@@ -74,5 +74,5 @@ def test_a_spare_is_at_work_soon_after_a_whole_host_is_lost(cluster: Cluster):
     assert lost_at <= at(decision) <= min(map(at, started))
     for host in (2, 4):
         cluster.agents[host].send_signal(signal.SIGTERM)
-        cluster.wait(host)
+        cluster.wait(host, 25)
     cluster.assert_nothing_left()

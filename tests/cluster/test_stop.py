@@ -100,7 +100,7 @@ def test_an_agent_that_is_killed_takes_its_workers_along(cluster):
     assert workers
     cluster.agents[3].send_signal(signal.SIGKILL)
     cluster.await_true(lambda: not any(psutil.pid_exists(pid) for pid in workers), "the orphans end", 25)
-    assert cluster.wait(2) == 1
+    assert cluster.wait(2, 30) == 1
     assert cluster.outcome()["kind"] == "exhausted"
     cluster.assert_nothing_left()
 

@@ -55,7 +55,7 @@ def test_where_it_is_off_the_agent_itself_starts_the_workers(cluster, conf, scri
     cluster.await_true(lambda: len(cluster.workers(2, 1)) == 2, "two workers")
     assert parents(cluster) == {agent.pid}
     agent.send_signal(signal.SIGTERM)
-    cluster.wait(2)
+    cluster.wait(2, 25)
     cluster.assert_nothing_left()
 
 
@@ -94,5 +94,5 @@ def test_a_restarted_life_has_its_libraries_and_the_first_server_is_gone(cluster
     assert {event["signal"] for event in killed} == {signal.SIGKILL}
     assert all(event["peak_rss_bytes"] > 10 << 20 for event in killed)
     agent.send_signal(signal.SIGTERM)
-    cluster.wait(2)
+    cluster.wait(2, 25)
     cluster.assert_nothing_left()
