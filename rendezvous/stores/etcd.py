@@ -20,16 +20,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import etcd3.etcdrpc as rpc
 import msgspec
-from etcd3.events import PutEvent
-from etcd3.utils import prefix_range_end
 
 from rendezvous.stores import Mail, StoreUnavailable
 from rendezvous.stores.etcd_client import EtcdClient, LeaseUnknown
 from rendezvous.stores.etcd_run import RUN_TTL, Run, born, grant, lease_id, refresh
+from rendezvous.stores.grpc_forks import etcd3
 
 __all__ = ["EtcdStore"]
+
+rpc = etcd3.etcdrpc
 
 PART = 1 << 20
 """Bytes of a value that go into one key; etcd's limit for a whole request is 1.5 MiB."""
@@ -64,7 +64,7 @@ class _Watch:
         if events is None:
             self.lost = True  # the stream's end or an error
         else:
-            self.events.extend(event for event in events if isinstance(event, PutEvent))
+            self.events.extend(event for event in events if isinstance(event, etcd3.events.PutEvent))
         self.bell.set()
 
 
@@ -173,7 +173,7 @@ class EtcdStore:
             )
             self._look(self._run.first)  # that it was this run's
             cursor = max(cursor, response.header.revision)
-            watch = self._watch(inbox, range_end=prefix_range_end(inbox), start_revision=cursor + 1)
+            watch = self._watch(inbox, range_end=etcd3.utils.prefix_range_end(inbox), start_revision=cursor + 1)
             self._tail = (cursor, watch)
             return [self._mail(kv.key, kv.value) for kv in response.kvs], cursor
         watch, messages = self._tail[1], list[Mail]()
@@ -231,9 +231,9 @@ class EtcdStore:
             return
 
         def remove(etcd: Any) -> None:
-            nobody = etcd.transactions.create(alive, range_end=prefix_range_end(alive)) == 0
+            nobody = etcd.transactions.create(alive, range_end=etcd3.utils.prefix_range_end(alive)) == 0
             everything = self._run.prefix.encode()
-            delete = etcd.transactions.delete(everything, prefix_range_end(everything))
+            delete = etcd.transactions.delete(everything, etcd3.utils.prefix_range_end(everything))
             etcd.transaction([nobody, *self._run.same(etcd)], [delete], [])
 
         self._client.call(remove)

@@ -7,7 +7,7 @@ minutes-long back-off.
 
 gRPC's threads do not survive ``fork``, and its locks may be held while it happens. Workers are started by
 ``vfork``/``exec``, which runs none of this; for every other fork the channels are closed before it, opened again in
-the parent at the next call, and stay closed for ever in the child.
+the parent at the next call, and stay closed for ever in the child. gRPC's own handlers are off (``grpc_forks``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import etcd3
-import grpc
 import msgspec
 
 from rendezvous.stores import StoreRefused, StoreUnavailable
+from rendezvous.stores.grpc_forks import etcd3, grpc
 
 __all__ = ["Credentials", "EtcdClient", "LeaseTaken", "LeaseUnknown", "Login"]
 

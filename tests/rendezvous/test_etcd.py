@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -452,6 +453,36 @@ def test_nothing_of_grpc_is_alive_across_a_fork_and_the_parent_goes_on(store):
     assert not heart.is_alive()
     insist(lambda: store.create("late", b"v"))
     until(lambda: waiter.value == b"v", "the waiting agent is told")
+
+
+FORKS = """
+import os, pathlib, sys
+from rendezvous.stores.etcd import EtcdStore
+from rendezvous.stores.etcd_client import EtcdClient
+from rendezvous.stores.grpc_forks import grpc
+
+EtcdStore(EtcdClient([("127.0.0.1", int(sys.argv[1]))]), "run").create("k", b"v")
+another = grpc.insecure_channel(f"127.0.0.1:{sys.argv[1]}")  # without any channel gRPC would end its threads by itself
+tasks = pathlib.Path("/proc/self/task")
+threads = {task.name for task in tasks.iterdir() if "grpc_global_tim" in (task / "comm").read_text()}
+child = os.fork()
+if child == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(bool(threads), threads <= {task.name for task in tasks.iterdir()})
+print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
+"""
+
+
+@pytest.mark.parametrize("told", [None, "0"])
+def test_a_fork_does_not_stop_the_threads_of_grpc(etcd, monkeypatch, told):
+    """Its own handlers do, and while a thread is inside gRPC they stand still for ever or abort the child."""
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
+    if told:
+        monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", told)
+    command = [sys.executable, "-c", FORKS, str(etcd.endpoints[0][1])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["7", "True", "True", str(told)], "the environment of workers is as it was"
 
 
 def test_starting_workers_does_not_disturb_the_connection(store):
