@@ -188,7 +188,9 @@ def _death(injection: Injection, events: list[Event]) -> list[str]:
     if MODES[injection.kind].live == MODES["hang"].live:
         return []  # it lives, and says nothing: the verdict is the witness
     exits = [e.fields for e in events if e.name == "worker_exited" and e.round == injection.round]
-    seen = [fields for fields in exits if fields["rank"] == injection.rank and not fields["by_agent"]]
+    ends = [fields for fields in exits if fields["rank"] == injection.rank]
+    # An exception that all ranks get may end the others first; the agent then stops a victim that has told its error.
+    seen = [fields for fields in ends if not fields["by_agent"] or fields["error"] is not None]
     return [] if seen else ["no agent saw the victim end"]
 
 

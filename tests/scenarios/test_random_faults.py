@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ezpz_elastic.demo.story import Journals
+from ezpz_elastic.faults.analysis.read import Event
 from ezpz_elastic.faults.modes import MODES
 from scenarios import journal, random_faults
 from scenarios.injector import Injection, unwitnessed
@@ -67,7 +68,17 @@ def test_a_fault_that_nobody_saw_is_a_complaint_whichever_witness_is_missing(fau
     def without(name: str, number: int) -> list[str]:
         return unwitnessed(done, [e for e in events if (e.name, e.round) != (name, number)])
 
+    def stopped(event: Event) -> Event:
+        """The victim's end as the agent's own doing, of which the victim has told nothing."""
+        its = (event.name, event.round, event.fields.get("rank")) == ("worker_exited", inside.round, inside.rank)
+        return (
+            event
+            if not its
+            else msgspec.structs.replace(event, fields=event.fields | {"by_agent": True, "error": None})
+        )
+
     assert without("worker_exited", inside.round)
+    assert unwitnessed(done, map(stopped, events))
     assert without("verdict", inside.round)
     assert without("round_committed", inside.round + 1)
     assert without("host_retired", next(item.round for item in done if retires(item.kind)))
