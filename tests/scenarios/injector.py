@@ -13,7 +13,7 @@ from support.cluster import Cluster
 
 from ezpz_elastic.demo.story import Journals
 from ezpz_elastic.faults.analysis.read import Event
-from ezpz_elastic.faults.answers import EXITED
+from ezpz_elastic.faults.answers import EXITED, STORAGE
 from ezpz_elastic.faults.modes import INSIDE, MODES, Receipt, inflict
 from ezpz_elastic.faults.receipts import Receipts
 from ezpz_elastic.faults.scene import Targets
@@ -189,8 +189,9 @@ def _death(injection: Injection, events: list[Event]) -> list[str]:
         return []  # it lives, and says nothing: the verdict is the witness
     exits = [e.fields for e in events if e.name == "worker_exited" and e.round == injection.round]
     ends = [fields for fields in exits if fields["rank"] == injection.rank]
-    # An exception that all ranks get may end the others first; the agent then stops a victim that has told its error.
-    seen = [fields for fields in ends if not fields["by_agent"] or fields["error"] is not None]
+    # A failed save is an exception on all ranks: another's may end first, and the agent then stops the victim.
+    everybodys = MODES[injection.kind].live == STORAGE
+    seen = [fields for fields in ends if not fields["by_agent"] or (everybodys and fields["error"] is not None)]
     return [] if seen else ["no agent saw the victim end"]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from ezpz_elastic.demo.story import Journals
 from ezpz_elastic.faults.analysis.read import Event
+from ezpz_elastic.faults.answers import STORAGE
 from ezpz_elastic.faults.modes import MODES
 from scenarios import journal, random_faults
 from scenarios.injector import Injection, unwitnessed
@@ -68,17 +69,21 @@ def test_a_fault_that_nobody_saw_is_a_complaint_whichever_witness_is_missing(fau
     def without(name: str, number: int) -> list[str]:
         return unwitnessed(done, [e for e in events if (e.name, e.round) != (name, number)])
 
-    def stopped(event: Event) -> Event:
-        """The victim's end as the agent's own doing, of which the victim has told nothing."""
-        its = (event.name, event.round, event.fields.get("rank")) == ("worker_exited", inside.round, inside.rank)
-        return (
-            event
-            if not its
-            else msgspec.structs.replace(event, fields=event.fields | {"by_agent": True, "error": None})
-        )
+    def stopped(victim: Injection, **told: None) -> list[Event]:
+        """As if the victim's end had been its agent's doing."""
+
+        def seen(event: Event) -> Event:
+            if (event.name, event.round, event.fields.get("rank")) != ("worker_exited", victim.round, victim.rank):
+                return event
+            return msgspec.structs.replace(event, fields={**event.fields, "by_agent": True, **told})
+
+        return list(map(seen, events))
 
     assert without("worker_exited", inside.round)
-    assert unwitnessed(done, map(stopped, events))
+    for victim in (item for item in done if item.receipt.witness == "victim"):
+        assert unwitnessed(done, stopped(victim, error=None))
+        all_raise = MODES[victim.kind].live == STORAGE  # where the save failed
+        assert bool(unwitnessed(done, stopped(victim))) != all_raise
     assert without("verdict", inside.round)
     assert without("round_committed", inside.round + 1)
     assert without("host_retired", next(item.round for item in done if retires(item.kind)))
