@@ -1,59 +1,22 @@
-"""etcd's own side: members that die, leases, TLS and logins, forks, and what is left of a run."""
+"""etcd's own side: members that die, leases, TLS and logins, and what is left of a run."""
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.etcd import Etcd, insist
+from support.etcd import Etcd, Waiter, insist, until
 
-from rendezvous.stores import RunGone, Store, StoreRefused, StoreUnavailable
+from rendezvous.stores import RunGone, StoreRefused, StoreUnavailable
 from rendezvous.stores.etcd import PART, EtcdStore
 from rendezvous.stores.etcd_client import EtcdClient, Login
 from rendezvous.stores.etcd_run import lease_id
-
-
-@pytest.fixture
-def store(etcd: Etcd):  # type: ignore[no-untyped-def]
-    made = etcd.store(uuid.uuid4().hex)
-    yield made
-    made.close()
-
-
-def until(what: Callable[[], object], why: str, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.02)
-
-
-class Waiter(threading.Thread):
-    """Waits for a record as an agent does, whatever happens to the store."""
-
-    def __init__(self, store: Store, key: str) -> None:
-        super().__init__(daemon=True)
-        self._store, self._key = store, key
-        self.value: bytes | None = None
-        self.outages = 0
-        self.start()
-
-    def run(self) -> None:
-        while self.value is None:
-            try:
-                self.value = self._store.wait(self._key, 0.5)
-            except StoreUnavailable:
-                self.outages += 1
-                time.sleep(0.05)
 
 
 def test_waiting_for_a_record_costs_etcd_nothing_until_it_is_there(etcd, store):
@@ -418,86 +381,6 @@ def test_an_authority_that_did_not_sign_is_told_apart_from_an_outage(guarded, tm
     with pytest.raises(StoreRefused, match="CERTIFICATE_VERIFY_FAILED"):
         store.get("k")
     store.close()
-
-
-# -- forks ---------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_of_grpc_is_alive_across_a_fork_and_the_parent_goes_on(store):
-    """A watch, a heartbeat and a writer are busy while the process forks twenty times."""
-    waiter = Waiter(store.connect(), "late")
-    stop = threading.Event()
-    beats = []
-
-    def beat() -> None:
-        own = store.connect()
-        while not stop.is_set():
-            insist(lambda: own.renew("agent", 5.0))
-            beats.append(1)
-
-    heart = threading.Thread(target=beat)
-    heart.start()
-    for _ in range(20):
-        seen = len(beats)
-        child = os.fork()
-        if child == 0:
-            try:
-                store.get("k")
-            except StoreUnavailable as error:
-                os._exit(0 if "belongs to the parent" in str(error) and store._client._client is None else 3)
-            os._exit(4)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        until(lambda seen=seen: len(beats) > seen, "the heartbeat goes on")
-    stop.set()
-    heart.join(60)
-    assert not heart.is_alive()
-    insist(lambda: store.create("late", b"v"))
-    until(lambda: waiter.value == b"v", "the waiting agent is told")
-
-
-FORKS = """
-import os, pathlib, sys
-from rendezvous.stores.etcd import EtcdStore
-from rendezvous.stores.etcd_client import EtcdClient
-from rendezvous.stores.grpc_forks import grpc
-
-EtcdStore(EtcdClient([("127.0.0.1", int(sys.argv[1]))]), "run").create("k", b"v")
-another = grpc.insecure_channel(f"127.0.0.1:{sys.argv[1]}")  # without any channel gRPC would end its threads by itself
-tasks = pathlib.Path("/proc/self/task")
-threads = {task.name for task in tasks.iterdir() if "grpc_global_tim" in (task / "comm").read_text()}
-child = os.fork()
-if child == 0:
-    os._exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(bool(threads), threads <= {task.name for task in tasks.iterdir()})
-print(os.environ.get("GRPC_ENABLE_FORK_SUPPORT"))
-"""
-
-
-@pytest.mark.parametrize("told", [None, "0"])
-def test_a_fork_does_not_stop_the_threads_of_grpc(etcd, monkeypatch, told):
-    """Its own handlers do, and while a thread is inside gRPC they stand still for ever or abort the child."""
-    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
-    if told:
-        monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", told)
-    command = [sys.executable, "-c", FORKS, str(etcd.endpoints[0][1])]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["7", "True", "True", str(told)], "the environment of workers is as it was"
-
-
-def test_starting_workers_does_not_disturb_the_connection(store):
-    """``fork``/``exec`` of a worker runs nothing in between, so the channel stays; a worker gets no socket."""
-    waiter = Waiter(store.connect(), "late")
-    store.create("k", b"v")
-    channel = store._client._client
-    listing = "import os; print(sorted(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')[:-1]))"
-    for _ in range(10):
-        done = subprocess.run(["python3", "-c", listing], check=True, capture_output=True, text=True, timeout=30)
-        assert "socket" not in done.stdout
-    store.create("late", b"v")
-    until(lambda: waiter.value == b"v", "the waiting agent is told")
-    assert store._client._client is channel
-    assert waiter.outages == 0
 
 
 def test_a_server_is_found_or_the_run_fails_in_ci(monkeypatch):

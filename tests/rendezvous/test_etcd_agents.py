@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.builders import job, member, retire_the_lost
-from support.etcd import Etcd, insist
+from support.etcd import Etcd, insist, until
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
 from rendezvous.fencing import is_current
@@ -21,13 +21,6 @@ from rendezvous.seat import Seat
 from rendezvous.stores import RunGone
 from rendezvous.stores.etcd import EtcdStore
 from rendezvous.stores.etcd_client import EtcdClient
-
-
-def until(what: Callable[[], object], why: str, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not what():
-        assert time.monotonic() < deadline, why
-        time.sleep(0.05)
 
 
 class Ledger:

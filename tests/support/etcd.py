@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rendezvous.stores import StoreUnavailable
+from rendezvous.stores import Store, StoreUnavailable
 from rendezvous.stores.etcd import EtcdStore
 from rendezvous.stores.etcd_client import Credentials, EtcdClient, Login
 from support.cluster import free_port
@@ -206,3 +208,30 @@ def insist(operation, timeout: float = 60.0):  # type: ignore[no-untyped-def]
             if time.monotonic() >= deadline:
                 raise
             time.sleep(0.05)
+
+
+def until(what: Callable[[], object], why: str, timeout: float = 60.0) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.02)
+
+
+class Waiter(threading.Thread):
+    """Waits for a record as an agent does, whatever happens to the store."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        super().__init__(daemon=True)
+        self._store, self._key = store, key
+        self.value: bytes | None = None
+        self.outages = 0
+        self.start()
+
+    def run(self) -> None:
+        while self.value is None:
+            try:
+                self.value = self._store.wait(self._key, 0.5)
+            except StoreUnavailable:
+                self.outages += 1
+                time.sleep(0.05)
